@@ -1,0 +1,77 @@
+"""What a layer remembers between calls, and the one question that attention asks of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from umlm.kernels.attention import attention
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Keys and values of one attention layer, per token.
+
+    window  tokens a query sees, itself included; None sees all before it
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None
+
+
+StateSpec = AttentionSpec  # latent (MLA) and recurrent kinds join this union with their layers
+
+
+class LayerState(Protocol):
+    """The memory of one layer during one call of the model.
+
+    positions  int32 [T], the place of each token in its own sequence
+    lengths    int32 [T], max(prompt length, position + 1): what length-dependent rope goes by
+    """
+
+    positions: mx.array
+    lengths: mx.array
+
+    def attend(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attend q [B, T, H, D] to all keys so far; k, v [B, T, Hkv, D] are the tokens' own.
+
+        Returns [B, T, H, Dv]. B is 1 for packed rows.
+        """
+        ...
+
+
+class DenseState:
+    """No memory: every sequence is whole in the call, [B, T] with equal lengths. Training, scoring."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.positions = mx.arange(num_tokens, dtype=mx.int32)
+        self.lengths = mx.full((num_tokens,), num_tokens, dtype=mx.int32)
+
+    def attend(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        return attention(
+            q, k, v, self.positions, self.positions, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
