@@ -73,7 +73,7 @@ def test_all_mxfp4_exponents_and_nvfp4_scales() -> None:
     "ggml_type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "TQ1_0", "TQ2_0", "MXFP4"]
 )
 def test_g07_quantized_normal_matrix(ggml_type: str) -> None:
-    """Field case G07: heads of blocks were skipped by the wrong length, giving right shapes and wrong numbers."""
+    """Field case G07: skipping block heads by a wrong length gave right shapes and wrong numbers."""
     matrix = np.random.default_rng(1).standard_normal((8, 256)).astype(np.float32)
     packed = gguf.quantize(matrix, GGMLQuantizationType[ggml_type])
     found = np.array(dequantize_blocks(mx.array(packed), ggml_type, 256))
@@ -100,5 +100,5 @@ def test_errors_name_the_type_and_the_numbers() -> None:
         row_bytes("Q9_9", 32)
     with pytest.raises(ValueError, match="Q4_K rows hold multiples of 256 values, not 100"):
         row_bytes("Q4_K", 100)
-    with pytest.raises(ValueError, match="of 34 bytes, not .* of 33"):
+    with pytest.raises(ValueError, match=r"of 34 bytes, not .* of 33"):
         dequantize_blocks(mx.zeros((1, 33), dtype=mx.uint8), "Q8_0", 32)

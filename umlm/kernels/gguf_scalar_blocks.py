@@ -1,7 +1,8 @@
 """ggml blocks whose values are scale * integer (+ offset): Q4_0 ... Q8_0, Q2_K ... Q6_K, TQ1_0, TQ2_0.
 
 Every function maps uint8 blocks [N, bytes per block] to float32 [N, values per block] in the order of
-operations that ggml uses, so that the results are the same floats. Source: ggml's block layouts (ggml-common.h).
+operations that ggml uses, so that the results are the same floats.
+Source: ggml's block layouts (ggml-common.h).
 """
 
 from __future__ import annotations
