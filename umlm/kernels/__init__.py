@@ -1,0 +1,29 @@
+"""Array functions: each op has a reference in plain MLX ops and, where one serves better, a kernel."""
+
+from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
+from umlm.kernels.attention import attention
+from umlm.kernels.backends import report
+from umlm.kernels.matmul import matmul
+from umlm.kernels.norm import rms_norm
+from umlm.kernels.packed import Format, Packed
+from umlm.kernels.paged_attention import paged_attention, write_pages
+from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
+from umlm.kernels.rope import rope
+
+__all__ = [
+    "ACTIVATIONS",
+    "Format",
+    "Packed",
+    "activation",
+    "attention",
+    "dequantize",
+    "embedding",
+    "gated_activation",
+    "matmul",
+    "paged_attention",
+    "quantized_matmul",
+    "report",
+    "rms_norm",
+    "rope",
+    "write_pages",
+]

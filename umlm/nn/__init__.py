@@ -1,0 +1,26 @@
+"""Layers, and what they remember between calls."""
+
+from umlm.nn.attention import Attention
+from umlm.nn.block import PreNorm, Sandwich
+from umlm.nn.linear import Embedding, Linear
+from umlm.nn.mlp import GatedMLP
+from umlm.nn.norm import RMSNorm, UnitOffsetRMSNorm
+from umlm.nn.rope import Rope, RopeParameters
+from umlm.nn.state import AttentionSpec, DenseState, LayerState, StateSpec
+
+__all__ = [
+    "Attention",
+    "AttentionSpec",
+    "DenseState",
+    "Embedding",
+    "GatedMLP",
+    "LayerState",
+    "Linear",
+    "PreNorm",
+    "RMSNorm",
+    "Rope",
+    "RopeParameters",
+    "Sandwich",
+    "StateSpec",
+    "UnitOffsetRMSNorm",
+]

@@ -1,0 +1,77 @@
+"""Attention over keys and values that lie in pages, for a packed row of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from umlm.kernels.attention import attention
+from umlm.kernels.backends import op
+
+
+@op
+def write_pages(pages: mx.array, slots: mx.array, values: mx.array) -> mx.array:
+    """Put values [T, H, D] into the slots [T] of pages [num_slots, H, D].
+
+    In place while `pages` has one owner: `pages` itself holds the result afterwards, and is returned.
+    """
+    pages[slots] = values.astype(pages.dtype)
+    return pages
+
+
+@op
+def paged_attention(
+    q: mx.array,
+    k_pages: mx.array,
+    v_pages: mx.array,
+    positions: mx.array,
+    page_table: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    contexts: Sequence[int],
+    *,
+    page_size: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Causal attention of each request's new tokens to all of its tokens. arXiv:2309.06180
+
+    q [1, T, H, D]; k_pages, v_pages [num_slots, Hkv, D], the new tokens' own included; positions [T];
+    request r owns q[:, starts[r]:starts[r + 1]], its tokens 0 .. contexts[r] lie in page_table[r].
+    Returns [1, T, H, Dv]. The rest as in `attention`.
+    """
+    outputs = []
+    for row, pages in enumerate(page_table):
+        segment = slice(starts[row], starts[row + 1])
+        context = contexts[row]
+        first = first_visible(context, segment.stop - segment.start, window, page_size)
+        slots = _slots(pages, first, context, page_size)
+        out = attention(
+            q[:, segment],
+            k_pages[slots][None],
+            v_pages[slots][None],
+            positions[segment],
+            mx.arange(first, context, dtype=mx.int32),
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        outputs.append(out)
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+
+
+def first_visible(context: int, num_new: int, window: int | None, page_size: int) -> int:
+    """The first token that any of the newest `num_new` tokens can see, rounded down to a page."""
+    if window is None:
+        return 0
+    return max(0, context - num_new - window + 1) // page_size * page_size
+
+
+def _slots(pages: Sequence[int], first: int, context: int, page_size: int) -> mx.array:
+    ids = np.asarray(pages, dtype=np.int32)[first // page_size : -(-context // page_size)]
+    slots = (ids[:, None] * page_size + np.arange(page_size, dtype=np.int32)).reshape(-1)
+    return mx.array(slots[: context - first])

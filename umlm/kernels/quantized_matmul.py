@@ -1,0 +1,77 @@
+"""Products with, and reads of, quantized matrices."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from umlm.kernels.backends import op
+from umlm.kernels.gguf_blocks import dequantize_blocks
+from umlm.kernels.packed import Packed
+
+
+@op
+def quantized_matmul(x: mx.array, packed: Packed) -> mx.array:
+    """y = x W^T for a quantized W of shape [rows, columns].
+
+    x [..., columns] -> [..., rows], in x's dtype. GGUF blocks are dequantized in slices of rows, so that the
+    matrix is never whole in memory.
+    """
+    if packed.format.mode != "gguf":
+        assert packed.scales is not None
+        y = mx.quantized_matmul(
+            x, packed.weight, packed.scales, packed.biases, transpose=True, **_mlx_arguments(packed)
+        )
+        return y.astype(x.dtype)
+    rows = packed.shape[-2]
+    step = max(1, SLICE_VALUES // packed.shape[-1])
+    parts = [x @ _blocks(packed, slice(i, i + step), x.dtype).T for i in range(0, rows, step)]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+
+
+@op
+def dequantize(packed: Packed, dtype: mx.Dtype = mx.float32) -> mx.array:
+    """The values of a quantized matrix, [..., rows, columns] in `dtype`; computed in float32."""
+    if packed.format.mode == "gguf":
+        return _blocks(packed, slice(None), dtype)
+    assert packed.scales is not None
+    return _dequantize_mlx(packed, packed.weight, packed.scales, packed.biases, dtype)
+
+
+@op
+def embedding(ids: mx.array, table: mx.array | Packed, dtype: mx.Dtype) -> mx.array:
+    """Rows of an embedding table: ids [...] int, table [vocab, hidden] -> [..., hidden] in `dtype`."""
+    if not isinstance(table, Packed):
+        return table[ids].astype(dtype)
+    if table.format.mode == "gguf":
+        return dequantize_blocks(table.weight[ids], _ggml_type(table), table.shape[-1], dtype)
+    assert table.scales is not None
+    biases = None if table.biases is None else table.biases[ids]
+    return _dequantize_mlx(table, table.weight[ids], table.scales[ids], biases, dtype)
+
+
+# A slice of this many values (16 MiB of float32) is dequantized at a time.
+SLICE_VALUES = 4 << 20
+
+
+def _blocks(packed: Packed, rows: slice, dtype: mx.Dtype) -> mx.array:
+    return dequantize_blocks(packed.weight[..., rows, :], _ggml_type(packed), packed.shape[-1], dtype)
+
+
+def _ggml_type(packed: Packed) -> str:
+    assert packed.format.ggml_type is not None
+    return packed.format.ggml_type
+
+
+def _mlx_arguments(packed: Packed) -> dict:
+    form = packed.format
+    return {"group_size": form.group_size, "bits": form.bits, "mode": form.mode}
+
+
+def _dequantize_mlx(
+    packed: Packed, weight: mx.array, scales: mx.array, biases: mx.array | None, dtype: mx.Dtype
+) -> mx.array:
+    if packed.format.mode == "affine":
+        assert biases is not None
+        # scale * q + bias is exact in float32 where it would round in the scales' own 16 bits
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    return mx.dequantize(weight, scales, biases, **_mlx_arguments(packed)).astype(dtype)
