@@ -1,0 +1,24 @@
+"""One progress bar on stderr, for downloads and loading; nothing where stderr is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+Report = Callable[[int, int], None]
+
+
+@contextmanager
+def byte_bar(title: str, shown: bool | None = None) -> Iterator[Report]:
+    """A bar fed with (bytes done, bytes in all). shown None: when stderr is a terminal."""
+    if not (sys.stderr.isatty() if shown is None else shown):
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total or None)
