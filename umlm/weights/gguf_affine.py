@@ -20,6 +20,10 @@ GROUP = 32
 AFFINE = {"Q4_0": (4, 2, 8), "Q4_1": (4, 4, None), "Q5_0": (5, 2, 16), "Q5_1": (5, 4, None), "Q8_0": (8, 2, 128)}
 # Blocks handled at a time: 32 Mi values would cost 256 MiB of 64-bit words, this costs 8.
 STEP = 1 << 15
+# By byte: its two nibbles five bits apart, and its eight bits as the fifth bits of eight values.
+_BYTES = np.arange(256, dtype="<u8")
+SPREAD_PAIRS = (_BYTES & 15) | (_BYTES >> 4 << 5)
+SPREAD_BITS = sum((_BYTES >> bit & 1) << (5 * bit + 4) for bit in range(8))
 
 
 def affine_format(ggml_type: str) -> Format | None:
@@ -69,10 +73,10 @@ def _pack4(integers: np.ndarray) -> np.ndarray:
 
 def _pack5(integers: np.ndarray) -> np.ndarray:
     """Fifth bits, then nibbles: uint8 [N, 20] -> [N, 20], eight values in five bytes."""
-    fifths = np.unpackbits(integers[:, :4], axis=1, bitorder="little")
-    nibbles = np.concatenate([integers[:, 4:] & 15, integers[:, 4:] >> 4], axis=1)
-    values = (nibbles | (fifths << 4)).reshape(-1, 8).astype("<u8")
-    words = np.bitwise_or.reduce(values << np.arange(0, 40, 5, dtype="<u8"), axis=1)
+    pairs = _pack4(integers[:, 4:]).reshape(-1, 4)
+    words = SPREAD_BITS[integers[:, :4].reshape(-1)]
+    for place in range(4):
+        words |= SPREAD_PAIRS[pairs[:, place]] << np.uint64(10 * place)
     return words.view(np.uint8).reshape(-1, 8)[:, :5].reshape(-1, 20)
 
 
