@@ -1,0 +1,29 @@
+"""How one engine shares the machine among its requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umlm.options import check, option
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Limits of the scheduler and the page pool."""
+
+    context: int | None = option(
+        None, "most tokens of prompt and answer; none takes what the model was made for", ge=2, unit="tokens"
+    )
+    max_requests: int = option(32, "most requests that run together", ge=1)
+    token_budget: int = option(512, "most tokens computed in one step", ge=1, unit="tokens")
+    max_chunk: int | None = option(None, "most tokens of one prompt in one step", ge=1, unit="tokens")
+    page_size: int = option(16, "tokens in one page of keys and values", choices=(16, 32))
+    num_pages: int | None = option(None, "pages of keys and values; none takes what fits in memory", ge=1)
+    memory_fraction: float = option(0.8, "share of the available memory to use", gt=0, le=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.token_budget < self.max_requests:
+            raise ValueError(
+                f"token_budget must be at least max_requests ({self.max_requests}), not {self.token_budget}"
+            )
