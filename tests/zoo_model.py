@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import zoo
 from mlx.utils import tree_flatten
+from safetensors.numpy import save_file
 
 from umlm.cache.batch import Batch
 from umlm.cache.store import PageStore
@@ -118,3 +121,14 @@ def _slots(run: Run, places: np.ndarray) -> np.ndarray:
 
 def _joined(parts: Any) -> mx.array:
     return mx.array(np.concatenate(list(parts)).astype(np.int32))
+
+
+def write_folder(
+    folder: Path, config: Mapping[str, Any], parameters: Mapping[str, tuple[int, ...]], prefix: str = ""
+) -> Path:
+    """Write config.json and model.safetensors with the zoo's weights; prefix is put before every name."""
+    values = zoo.weights(config, parameters)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dict(config)))
+    save_file({prefix + name: value for name, value in values.items()}, folder / "model.safetensors")
+    return folder
