@@ -43,7 +43,7 @@ def _choose(name: str) -> Callable[..., Any]:
 
 
 def _backend(name: str) -> str:
-    forced = os.environ.get("UMLM_KERNELS")
+    forced = os.environ.get("UMLM_KERNELS") or None
     if forced is not None and forced not in BACKENDS:
         raise ValueError(f"UMLM_KERNELS={forced!r} is no backend; use one of: {', '.join(BACKENDS)}, or unset it")
     if forced is not None and forced not in _implementations[name]:

@@ -19,7 +19,7 @@ def quantized_matmul(x: mx.array, packed: Packed) -> mx.array:
     if packed.format.mode != "gguf":
         assert packed.scales is not None
         y = mx.quantized_matmul(
-            x, packed.weight, packed.scales, packed.biases, transpose=True, **_mlx_arguments(packed)
+            _summable(x), packed.weight, packed.scales, packed.biases, transpose=True, **_mlx_arguments(packed)
         )
         return y.astype(x.dtype)
     rows = packed.shape[-2]
@@ -51,6 +51,11 @@ def embedding(ids: mx.array, table: mx.array | Packed, dtype: mx.Dtype) -> mx.ar
 
 # A slice of this many values (16 MiB of float32) is dequantized at a time.
 SLICE_VALUES = 4 << 20
+
+
+def _summable(x: mx.array) -> mx.array:
+    # MLX's CPU kernels sum in x's own dtype: 16 bits lose precision there, and are slower too
+    return x.astype(mx.float32) if mx.default_device().type == mx.cpu else x
 
 
 def _blocks(packed: Packed, rows: slice, dtype: mx.Dtype) -> mx.array:

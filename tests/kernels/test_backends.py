@@ -1,0 +1,44 @@
+"""Which backend serves an op, and what UMLM_KERNELS may say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from umlm import kernels
+
+CODE = "import mlx.core as mx; from umlm import kernels; print(kernels.activation(mx.array([2.0]), 'relu').item())"
+
+
+def fresh(value: str | None, code: str = CODE) -> subprocess.CompletedProcess[str]:
+    """An op in a new process with UMLM_KERNELS set to `value`."""
+    environment = {name: v for name, v in os.environ.items() if name != "UMLM_KERNELS"}
+    environment |= {} if value is None else {"UMLM_KERNELS": value}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
+def test_report_names_a_backend_for_every_public_op() -> None:
+    ops = {name for name in kernels.__all__ if hasattr(getattr(kernels, name), "reference")}
+    assert {"attention", "embedding", "paged_attention", "quantized_matmul", "rms_norm", "rope"} <= ops
+    assert set(kernels.report()) == ops
+    assert set(kernels.report().values()) <= {"reference", "cpu", "metal"}
+
+
+@pytest.mark.parametrize("value", [None, "reference", ""])
+def test_good_values_serve(value: str | None) -> None:
+    assert fresh(value).stdout.strip() == "2.0"
+
+
+@pytest.mark.parametrize("value", ["fast", "Reference", "cpu,metal"])
+def test_an_unknown_backend_is_refused_with_the_known_ones(value: str) -> None:
+    last = fresh(value).stderr.strip().splitlines()[-1]
+    assert last == (f"ValueError: UMLM_KERNELS={value!r} is no backend; use one of: reference, cpu, metal, or unset it")
+
+
+def test_a_backend_that_an_op_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMLM_KERNELS", "metal")
+    with pytest.raises(ValueError, match=r"UMLM_KERNELS='metal': the op .* has no such backend; unset UMLM_KERNELS"):
+        kernels.report()
