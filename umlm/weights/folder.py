@@ -13,7 +13,7 @@ from umlm.weights.json_file import read_object, read_optional
 from umlm.weights.mlx_quantization import QuantizationMap, packed_tensor, quantization_map
 from umlm.weights.names import text_names
 from umlm.weights.safetensors import read_tensor
-from umlm.weights.shards import NUMBERED, Located, Shards, merge, open_shards
+from umlm.weights.shards import Located, Shards, merge, open_shards
 
 PARTS = ("weight", "scales", "biases")
 
@@ -37,8 +37,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def open_folder(folder: Path) -> Checkpoint:
     """Open a folder: its safetensors by config.json, or the one GGUF model in it."""
-    if not any(folder.glob("*.safetensors")) and (ggufs := _gguf_files(folder)):
-        return open_gguf(_only_model(folder, ggufs))
+    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.gguf")):
+        return open_gguf(folder)
     return _checkpoint(folder, open_shards(folder))
 
 
@@ -96,14 +96,3 @@ def _put(tensors: dict[str, StoredTensor], tensor: StoredTensor) -> None:
         raise ValueError(f"{tensor.file}: two tensors mean {tensor.name!r}, with and without a prefix")
     tensors[tensor.name] = tensor
 
-
-def _gguf_files(folder: Path) -> list[Path]:
-    return [file for file in sorted(folder.glob("*.gguf")) if not file.name.startswith("mmproj")]
-
-
-def _only_model(folder: Path, files: list[Path]) -> Path:
-    """The file to open: the first of the one (split) model that a folder holds."""
-    models = {match[1] if (match := NUMBERED.fullmatch(file.name)) else file.name: file for file in reversed(files)}
-    if len(models) > 1:
-        raise ValueError(f"{folder}: holds several GGUF models ({', '.join(sorted(models))}); name one file")
-    return next(iter(models.values()))

@@ -17,6 +17,7 @@ from umlm.models.decoder import Decoder
 from umlm.nn import Embedding, Linear
 from umlm.quant.packed import replace
 from umlm.weights.checkpoint import Checkpoint, StoredTensor
+from umlm.weights.safetensors import DTYPES as STORED
 from umlm.weights.safetensors import FLOATS
 
 log = logging.getLogger("umlm.weights")
@@ -130,7 +131,7 @@ def _problem(model: nn.Module, parameter: mx.array | None, tensor: StoredTensor)
         module = module_at(model, tensor.name.rpartition(".")[0])
         if not isinstance(module, (Linear, Embedding)):
             return f"{where} is {tensor.format}, but a {type(module).__name__} cannot be quantized"
-    elif tensor.format not in FLOATS:
+    elif tensor.format in STORED.keys() - FLOATS:
         return f"{where} has dtype {tensor.format}, the model needs a float"
     return None
 
@@ -139,6 +140,7 @@ def _assign(model: nn.Module, tensor: StoredTensor, target: mx.Dtype | None, row
     value = tensor.read()
     path, _, leaf = tensor.name.rpartition(".")
     if isinstance(value, Packed):
+        mx.eval(_arrays(value))
         replace(model, path, value, rows)
         return
     array = value if target is None else value.astype(target)

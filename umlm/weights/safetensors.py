@@ -74,7 +74,7 @@ def read_header(file: str | Path) -> Header:
     size = file.stat().st_size
     length, text = _read_json_bytes(file, size)
     table = _parse_table(file, text)
-    metadata = _checked_metadata(file, table.pop("__metadata__", {}))
+    metadata = _checked_metadata(file, table.pop("__metadata__", None) or {})  # MLX writes null for none
     begin = 8 + length
     entries = {name: _entry(file, name, value, begin) for name, value in table.items()}
     _check_layout(file, entries, begin, size)

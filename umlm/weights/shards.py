@@ -16,7 +16,7 @@ from umlm.weights.json_file import read_object
 from umlm.weights.safetensors import Entry, Header, read_header
 
 INDEX = "model.safetensors.index.json"
-NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.(safetensors|gguf)")
+NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 class Located(NamedTuple):
@@ -104,7 +104,7 @@ def _add(tensors: dict[str, Located], name: str, located: Located) -> None:
 def _globbed(folder: Path) -> list[Path]:
     for pattern in ("model*.safetensors", "weights*.safetensors"):
         if files := sorted(folder.glob(pattern)):
-            refuse_holes(files)
+            _refuse_holes(files)
             return files
     files = [file for file in sorted(folder.glob("*.safetensors")) if "adapter" not in file.name]
     if len(files) == 1:
@@ -121,12 +121,11 @@ def _without_weights(folder: Path) -> str:
     return "no .safetensors or .gguf file in it; is the download complete?"
 
 
-def refuse_holes(files: Iterable[Path]) -> None:
+def _refuse_holes(files: list[Path]) -> None:
     """FileNotFoundError naming the first absent file of a set numbered -00001-of-00003."""
-    present = list(files)
-    for file in present:
+    for file in files:
         if match := NUMBERED.fullmatch(file.name):
-            stem, _, count, suffix = match.groups()
-            names = (f"{stem}-{number:05}-of-{count}.{suffix}" for number in range(1, int(count) + 1))
-            if missing := next((name for name in names if file.with_name(name) not in present), None):
+            stem, _, count = match.groups()
+            names = (f"{stem}-{number:05}-of-{count}.safetensors" for number in range(1, int(count) + 1))
+            if missing := next((name for name in names if file.with_name(name) not in files), None):
                 raise FileNotFoundError(f"{file.with_name(missing)}: missing, one of {int(count)}; download it again")
