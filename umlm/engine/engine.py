@@ -95,7 +95,7 @@ class Engine:
             raise RuntimeError("the engine is stopped; load the model again")
         params = params or SamplingParams()
         params.check_vocabulary(self.vocab_size)
-        prompt = self._checked(prompt_ids)
+        prompt = self.check_prompt(prompt_ids)
         outputs = self._outputs_for(prompt, params)
         requests, channel = [output.request for output in outputs], Channel()
         self.thread.post(functools.partial(self._enter, outputs, channel))
@@ -136,7 +136,8 @@ class Engine:
                 self._fail([request], sample.error)
         return samples
 
-    def _checked(self, prompt_ids: Sequence[int]) -> list[int]:
+    def check_prompt(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The prompt as a list; ValueError when it is empty, longer than the context, or holds unknown token ids."""
         ids = np.asarray(prompt_ids)
         if not ids.size:
             raise ValueError("the prompt is empty; give at least one token")

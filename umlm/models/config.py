@@ -78,6 +78,14 @@ class ModelConfig:
             self.rope(layer_type)
 
     @property
+    def context_length(self) -> int:
+        """Tokens that the model was made for; yarn extends what config.json states as the original."""
+        stated = [self.rope_dict(layer_type) for layer_type in set(self.types)]
+        yarn = [rope for rope in stated if "yarn" in (rope.get("rope_type"), rope.get("type"))]
+        reach = [int(rope.get("original_max_position_embeddings", 0) * rope.get("factor", 1)) for rope in yarn]
+        return max([self.max_position_embeddings, *reach])
+
+    @property
     def kv_heads(self) -> int:
         assert self.num_key_value_heads is not None
         return self.num_key_value_heads

@@ -36,6 +36,11 @@ class Decoder(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype of activations: what the embedding gives."""
+        return self.model.embed_tokens.dtype
+
     @staticmethod
     def adapt(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
         """Turn a config.json of this family into the keys of its Config, where they differ."""

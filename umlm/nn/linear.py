@@ -28,6 +28,11 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = mx.zeros((vocab_size, hidden_size))
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What the rows come out in."""
+        return self.weight.dtype
+
     def __call__(self, ids: mx.array) -> mx.array:
         return kernels.embedding(ids, self.weight, self.weight.dtype)
 

