@@ -36,10 +36,9 @@ def open_gguf(path: Path) -> Checkpoint:
     """
     headers = read_parts(Path(path))
     first = headers[0]
-    architecture = architecture_of(first.file, first.metadata)
+    architecture = architecture_of(first.metadata)
     places = {name: (header, info) for header in headers for name, info in header.tensors.items()}
     config = config_from_gguf(
-        first.file,
         first.metadata,
         {name: info.shape for name, (_, info) in places.items()},
         {name: _numbers(*place) for name, place in places.items() if ROTARY.fullmatch(name)},

@@ -23,7 +23,7 @@ STEP = 1 << 15
 # By byte: its two nibbles five bits apart, and its eight bits as the fifth bits of eight values.
 _BYTES = np.arange(256, dtype="<u8")
 SPREAD_PAIRS = (_BYTES & 15) | (_BYTES >> 4 << 5)
-SPREAD_BITS = sum((_BYTES >> bit & 1) << (5 * bit + 4) for bit in range(8))
+SPREAD_BITS = np.add.reduce([(_BYTES >> bit & 1) << (5 * bit + 4) for bit in range(8)])
 
 
 def affine_format(ggml_type: str) -> Format | None:

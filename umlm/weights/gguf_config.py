@@ -7,12 +7,11 @@ leave out, the constants that llama.cpp takes by architecture and layer count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from umlm.weights.gguf_metadata import GGUFError
+from umlm.weights.gguf_metadata import GGUFError, Metadata
 from umlm.weights.gguf_names import ARCHITECTURES, ROPE_FREQS, ROPE_LONG, ROPE_SHORT
 
 SIZES = {
@@ -36,58 +35,69 @@ GEMMA_CAPS: dict[str, dict[str, float | None]] = {
 class _Keys:
     """Typed look-ups of `{architecture}.KEY`; errors name file and key."""
 
-    def __init__(self, file: Path, metadata: Mapping[str, Any], architecture: str) -> None:
-        self.file, self.metadata, self.architecture = file, metadata, architecture
+    def __init__(self, metadata: Metadata, architecture: str) -> None:
+        self.metadata, self.architecture = metadata, architecture
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str) -> Any:
+        """A value of any kind, or None; a list of equal numbers counts as one number."""
         value = self.metadata.get(f"{self.architecture}.{key}")
-        return default if value is None else _shortest(value)
-
-    def number(self, key: str, default: Any = None) -> Any:
-        """A number that must be there, unless there is a default; a list of equal numbers counts as one."""
-        value = self.get(key, default)
         if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
             value = value[0].item()
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            what = "is missing" if value is None else f"is not one number: {value!r}"
-            raise self.error(f"metadata '{self.architecture}.{key}' {what}")
+        return _shortest(value)
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """A finite number, which must be there unless there is a default."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
+            raise self.error(key, "is missing" if value is None else f"must be a number, not {value!r}")
         return value
 
-    def error(self, message: str) -> GGUFError:
-        return GGUFError(f"{self.file}: {message}")
+    def optional(self, key: str) -> Any:
+        """A finite number, or None where the key is missing."""
+        return None if self.get(key) is None else self.number(key)
+
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of `least` or more, which must be there unless there is a default."""
+        value = self.number(key, default)
+        if not isinstance(value, int) or value < least:
+            raise self.error(key, f"must be a whole number of {least} or more, not {value!r}")
+        return value
+
+    def error(self, key: str, message: str) -> GGUFError:
+        return self.metadata.error(f"metadata '{self.architecture}.{key}' {message}")
 
 
 def _shortest(value: Any) -> Any:
     """float32 metadata in its shortest form, 1e-05 for 9.999999747378752e-06, as config.json has it."""
-    return float(str(np.float32(value))) if isinstance(value, float) and np.isfinite(value) else value
+    return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 3e38 else value
 
 
-def architecture_of(file: Path, metadata: Mapping[str, Any]) -> str:
+def architecture_of(metadata: Metadata) -> str:
     """general.architecture, checked against those we know."""
-    name = metadata.get("general.architecture")
+    name = metadata.typed("general.architecture", str)
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise GGUFError(f"{file}: metadata 'general.architecture' is {name!r}; known: {known}")
+        raise metadata.error(f"metadata 'general.architecture' is {name!r}; known: {known}")
     return name
 
 
 def config_from_gguf(
-    file: Path,
-    metadata: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    rope_tensors: Mapping[str, list[float]],
+    metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rope_tensors: Mapping[str, list[float]]
 ) -> dict[str, Any]:
-    """The config of the model in `file`.
+    """The config of a model.
 
     shapes        of all tensors, by GGUF name, rows first
     rope_tensors  the values of rope_freqs.weight and rope_factors_*.weight, where there are any
-    Raises GGUFError for an unknown architecture and for missing keys, naming them.
+    Raises GGUFError for an unknown architecture, and for missing or wrong keys, naming them.
     """
-    architecture = architecture_of(file, metadata)
-    keys = _Keys(file, metadata, architecture)
-    _refuse_experts(keys)
+    architecture = architecture_of(metadata)
+    keys = _Keys(metadata, architecture)
+    if keys.get("expert_count"):
+        raise keys.error("expert_count", f"is {keys.get('expert_count')}: mixtures of experts are not supported")
     config: dict[str, Any] = {"model_type": ARCHITECTURES[architecture].model_type}
-    config |= {name: keys.number(key) for key, name in SIZES.items()}
+    config |= {name: keys.size(key) for key, name in SIZES.items()}
+    _check_blocks(keys, config["num_hidden_layers"], shapes)
     config |= _heads(keys, config)
     config["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     config["vocab_size"] = _vocab_size(keys, shapes)
@@ -97,32 +107,36 @@ def config_from_gguf(
     return config
 
 
-def _refuse_experts(keys: _Keys) -> None:
-    if keys.get("expert_count", 0):
-        raise keys.error(f"{keys.architecture} with {keys.get('expert_count')} experts is not supported")
+def _check_blocks(keys: _Keys, layers: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """The stated number of blocks is in the file: nothing is made by a number alone."""
+    found = len({name.split(".")[1] for name in shapes if name.startswith("blk.")})
+    if found != layers:
+        raise keys.error("block_count", f"is {layers}, but the file holds tensors of {found} blocks")
 
 
 def _heads(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     heads = config["num_attention_heads"]
-    head_dim = keys.number("attention.key_length", config["hidden_size"] // max(heads, 1))
-    if keys.number("attention.value_length", head_dim) != head_dim:
-        raise keys.error("attention.value_length differs from attention.key_length, which is not supported")
-    return {"num_key_value_heads": keys.number("attention.head_count_kv", heads), "head_dim": head_dim}
+    head_dim = keys.size("attention.key_length", config["hidden_size"] // heads)
+    if keys.size("attention.value_length", head_dim) != head_dim:
+        raise keys.error("attention.value_length", f"differs from the key length {head_dim}: not supported")
+    return {"num_key_value_heads": keys.size("attention.head_count_kv", heads), "head_dim": head_dim}
 
 
 def _vocab_size(keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Rows of the embedding: files may have more rows than tokens, or fewer than metadata says."""
     if "token_embd.weight" in shapes:
         return shapes["token_embd.weight"][0]
-    return keys.number("vocab_size", len(keys.metadata.get("tokenizer.ggml.tokens", ())))
+    return keys.size("vocab_size", len(keys.metadata.typed("tokenizer.ggml.tokens", list) or ()))
 
 
-def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in TOKEN_IDS.items()}
-    turn_ends = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
-    eos = list(dict.fromkeys(value for value in turn_ends if value is not None))
-    if len(eos) > 1:
-        found["eos_token_id"] = eos
+def _token_ids(metadata: Metadata) -> dict[str, Any]:
+    """bos, eos and padding; several ends of a turn become a list."""
+    key = "tokenizer.ggml.{}_token_id"
+    found: dict[str, Any] = {name: metadata.typed(key.format(part), int) for part, name in TOKEN_IDS.items()}
+    ends = [metadata.typed(key.format(part), int) for part in ("eos", "eot", "eom")]
+    several = list(dict.fromkeys(token for token in ends if token is not None))
+    if len(several) > 1:
+        found["eos_token_id"] = several
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -132,37 +146,33 @@ def _biases(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 def _rope(keys: _Keys, config: Mapping[str, Any], tensors: Mapping[str, list[float]]) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
-    dims = keys.number("rope.dimension_count", config["head_dim"])
+    dims = keys.size("rope.dimension_count", config["head_dim"])
     if dims != config["head_dim"]:
         rope["partial_rotary_factor"] = dims / config["head_dim"]
-    original = keys.get("rope.scaling.original_context_length")
-    if original is not None:
-        rope["original_max_position_embeddings"] = original
+    original = keys.optional("rope.scaling.original_context_length")
     scaling = _rope_scaling(keys, tensors, original)
-    return rope | ({"rope_scaling": scaling} if scaling else {})
+    found = rope | {"original_max_position_embeddings": original, "rope_scaling": scaling}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _rope_scaling(keys: _Keys, tensors: Mapping[str, list[float]], original: int | None) -> dict[str, Any] | None:
     """rope_scaling, or None. Factors of llama3 scaling stand in the file as numbers: they are used as such."""
-    kind = keys.get("rope.scaling.type", "none")
+    kind = keys.get("rope.scaling.type")
     if ROPE_LONG in tensors and ROPE_SHORT in tensors:
         return _longrope(keys, tensors, original)
     if ROPE_FREQS in tensors:
         factors = tensors[ROPE_FREQS]
         return None if set(factors) == {1.0} else {"rope_type": "factors", "factors": factors}
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
-    if kind == "yarn":
-        return _yarn(keys, original)
-    if kind == "longrope":
-        raise keys.error(f"rope scaling 'longrope' needs the tensors {ROPE_LONG} and {ROPE_SHORT}")
-    if kind != "none":
-        raise keys.error(
-            f"metadata '{keys.architecture}.rope.scaling.type' is {kind!r}; known: none, linear, yarn, longrope"
-        )
-    # Files older than the type key say the linear factor alone.
-    factor = keys.get("rope.scale_linear")
-    return {"rope_type": "linear", "factor": factor} if factor and factor != 1.0 else None
+    if isinstance(kind, str) and kind in ("linear", "yarn"):
+        scaling = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+        return scaling if kind == "linear" else scaling | _yarn(keys, original)
+    if isinstance(kind, str) and kind == "longrope":
+        raise keys.error("rope.scaling.type", f"is 'longrope': the tensors {ROPE_LONG} and {ROPE_SHORT} are missing")
+    if kind is not None and (not isinstance(kind, str) or kind != "none"):
+        raise keys.error("rope.scaling.type", f"is {kind!r}; known: none, linear, yarn, longrope")
+    # Files older than the type key state the linear factor alone.
+    factor = keys.number("rope.scale_linear", 1.0)
+    return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
 
 
 def _longrope(keys: _Keys, tensors: Mapping[str, list[float]], original: int | None) -> dict[str, Any]:
@@ -171,26 +181,22 @@ def _longrope(keys: _Keys, tensors: Mapping[str, list[float]], original: int | N
         "short_factor": tensors[ROPE_SHORT],
         "long_factor": tensors[ROPE_LONG],
         "original_max_position_embeddings": original,
-        "attention_factor": keys.get("rope.scaling.attn_factor"),
+        "attention_factor": keys.optional("rope.scaling.attn_factor"),
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
 def _yarn(keys: _Keys, original: int | None) -> dict[str, Any]:
-    found = {
-        "rope_type": "yarn",
-        "factor": keys.number("rope.scaling.factor"),
-        "original_max_position_embeddings": original,
-        "attention_factor": keys.get("rope.scaling.yarn_attn_factor"),
-        "beta_fast": keys.get("rope.scaling.yarn_beta_fast"),
-        "beta_slow": keys.get("rope.scaling.yarn_beta_slow"),
+    found = {"original_max_position_embeddings": original} | {
+        name: keys.optional(f"rope.scaling.yarn_{key}")
+        for key, name in {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}.items()
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
 def _family(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     """What one architecture has beyond the others."""
-    window = keys.get("attention.sliding_window") or None
+    window = keys.size("attention.sliding_window", 0, least=0) or None
     if keys.architecture in GEMMA_PERIOD:
         return _gemma(keys, config, window)
     if keys.architecture == "gemma":
@@ -214,7 +220,7 @@ def _gemma(keys: _Keys, config: Mapping[str, Any], window: int | None) -> dict[s
         "layer_types": _layer_types(keys, layers, windowed=bool(window) or architecture == "gemma2"),
     }
     for key, cap in GEMMA_CAPS[architecture].items():
-        found[key] = keys.get(key, cap)
+        found[key] = cap if keys.get(key) is None else keys.number(key)
     if architecture == "gemma3":
         found["rope_theta"] = keys.number("rope.freq_base", 1_000_000.0)
         found["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10000.0)
@@ -223,9 +229,10 @@ def _gemma(keys: _Keys, config: Mapping[str, Any], window: int | None) -> dict[s
 
 def _layer_types(keys: _Keys, layers: int, *, windowed: bool) -> list[str]:
     """The kind of each layer: a period, or a flag per layer (true for a window)."""
-    pattern = keys.get("attention.sliding_window_pattern", GEMMA_PERIOD[keys.architecture])
+    pattern = keys.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
         flags = [bool(flag) for flag in pattern]
     else:
-        flags = [pattern == 0 or (layer + 1) % pattern != 0 for layer in range(layers)]
+        period = keys.size("attention.sliding_window_pattern", GEMMA_PERIOD[keys.architecture], least=0)
+        flags = [period == 0 or (layer + 1) % period != 0 for layer in range(layers)]
     return ["sliding_attention" if windowed and flag else "full_attention" for flag in flags]

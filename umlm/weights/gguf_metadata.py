@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ BOOL, STRING, ARRAY = 7, 8, 9
 # Far above any real file, low enough that a crafted one cannot fill memory with empty entries.
 MAX_KEYS = 1 << 16
 MAX_NAME = 1 << 16
+
+T = TypeVar("T")
 
 
 class GGUFError(ValueError):
@@ -57,6 +59,18 @@ class Metadata(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def error(self, message: str) -> GGUFError:
+        return GGUFError(f"{self._file}: {message}")
+
+    def typed(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """The value of a key that must be of one kind where it is there at all; GGUFError names it."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.error(f"metadata {key!r} must be of type {kind.__name__}, not {type(value).__name__}")
+        return value
 
     def _decode(self, key: str, strings: _Strings) -> list[str]:
         starts, first = strings.starts, strings.starts[0] if strings.starts else 0

@@ -51,11 +51,10 @@ def _siblings(file: Path, match: re.Match[str]) -> list[Path]:
 
 def _whole(header: GGUFHeader) -> GGUFHeader:
     """A file without a part's name must not be a part."""
-    count = header.metadata.get("split.count", 1)
+    number, count = _stated(header)
     if count > 1:
-        number = header.metadata.get("split.no", 0) + 1
-        raise GGUFError(
-            f"{header.file}: is part {number} of {count} by its metadata; "
+        raise header.metadata.error(
+            f"is part {number} of {count} by its metadata; "
             f"name the parts NAME-{number:05}-of-{count:05}.gguf, or merge them with gguf-split"
         )
     return header
@@ -64,17 +63,22 @@ def _whole(header: GGUFHeader) -> GGUFHeader:
 def _check_set(headers: list[GGUFHeader]) -> None:
     """Each part says that it is the part its name says, and no tensor is in two."""
     seen: dict[str, Path] = {}
-    for number, header in enumerate(headers):
-        found = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 1))
-        if found != (number, len(headers)):
-            raise GGUFError(
-                f"{header.file}: metadata says part {found[0] + 1} of {found[1]}, "
-                f"the name says part {number + 1} of {len(headers)}"
+    for number, header in enumerate(headers, 1):
+        stated = _stated(header)
+        if stated != (number, len(headers)):
+            raise header.metadata.error(
+                f"metadata says part {stated[0]} of {stated[1]}, the name says part {number} of {len(headers)}"
             )
         for name in header.tensors:
             if name in seen:
-                raise GGUFError(f"{header.file}: tensor {name!r} is in {seen[name].name} too")
+                raise header.metadata.error(f"tensor {name!r} is in {seen[name].name} too")
             seen[name] = header.file
-    stated = headers[0].metadata.get("split.tensors.count", len(seen))
-    if stated != len(seen):
-        raise GGUFError(f"{headers[0].file}: the set should hold {stated} tensors, its parts hold {len(seen)}")
+    total = headers[0].metadata.typed("split.tensors.count", int, len(seen))
+    if total != len(seen):
+        raise headers[0].metadata.error(f"the set should hold {total} tensors, its parts hold {len(seen)}")
+
+
+def _stated(header: GGUFHeader) -> tuple[int, int]:
+    """(part, parts) by the metadata, from one on."""
+    number = header.metadata.typed("split.no", int) or 0
+    return number + 1, header.metadata.typed("split.count", int) or 1
