@@ -11,6 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 
+class Misuse(ValueError):
+    """The command line asks for something that cannot be meant; exit code 2."""
+
+
 def command(
     parser: argparse.ArgumentParser,
     run: Callable[[argparse.Namespace], int | None],
@@ -31,11 +35,11 @@ def command(
         return 130
     except BrokenPipeError:
         return _reader_left()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         if arguments.debug:
             raise
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, Misuse) else 1
 
 
 def _reader_left() -> int:

@@ -110,7 +110,8 @@ class LLM:
         """
         chosen = _with(params or SamplingParams(), options)
         single = _is_single(prompt)
-        results = self._run([prompt] if single else list(prompt), chosen)  # type: ignore[list-item]
+        prompts: list[Any] = [prompt] if single else list(prompt)
+        results = self._run(prompts, chosen)
         return results[0] if single else results
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Stream:
@@ -194,7 +195,7 @@ class LLM:
 
 def conversation(messages: str | Messages, system: str | None = None) -> list[Message]:
     """Messages from a text or messages, with a system message put in front."""
-    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    turns: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     return turns if system is None else [{"role": "system", "content": system}, *turns]
 
 

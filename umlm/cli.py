@@ -1,0 +1,44 @@
+"""`umlm VERB ...`: the same as `python -m umlm.VERB ...`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+from umlm import __version__
+
+VERBS = {
+    "generate": "answer a prompt",
+    "pull": "download a model into the cache",
+    "list": "list the models in the cache",
+    "show": "describe a model without loading it",
+    "rm": "delete a model from the cache",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hand the rest of the command line to the verb's own main(); returns its exit code."""
+    verb, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if verb in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if verb == "--version":
+        print(f"umlm {__version__}")
+        return 0
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"umlm: {verb!r} is not a verb{hint} (umlm --help lists them)", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"umlm.{verb}").main(rest)
+
+
+def _usage() -> str:
+    verbs = "\n".join(f"  {verb:10} {meaning}" for verb, meaning in VERBS.items())
+    return f"usage: umlm VERB [options]\n\n{verbs}\n\n`umlm VERB --help` describes a verb's options."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
