@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import float64
 import mlx.core as mx
@@ -54,7 +55,7 @@ class Paged:
         context, new = self.requests[row]
         return np.arange(context - new, context, dtype=np.int32)
 
-    def attend(self, **options: object) -> mx.array:
+    def attend(self, **options: Any) -> mx.array:
         positions = np.concatenate([self.positions(row) for row in range(len(self.requests))])
         contexts = [context for context, _ in self.requests]
         return kernels.paged_attention(
@@ -62,7 +63,7 @@ class Paged:
             self.starts, contexts, page_size=self.page_size, **options,
         )  # fmt: skip
 
-    def truth(self, **options: object) -> np.ndarray:
+    def truth(self, **options: Any) -> np.ndarray:
         parts = [
             float64.attention(
                 wide(self.q)[:, self.starts[row] : self.starts[row + 1]], wide(self.k[row])[None],

@@ -29,10 +29,10 @@ def pack(form: Format, rows: int = ROWS, columns: int = COLUMNS, scales: mx.Dtyp
     rng = np.random.default_rng(rows)
     if form.mode == "gguf":
         return Packed(form, (rows, columns), mx.array(_gguf_rows(form, rng, rows, columns)))
-    arrays = mx.quantize(draw(rng, rows, columns), form.group_size, form.bits, form.mode)
+    weight, *others = mx.quantize(draw(rng, rows, columns), form.group_size, form.bits, form.mode)
     if form.mode == "affine":
-        arrays = [arrays[0], *(array.astype(scales) for array in arrays[1:])]
-    return Packed(form, (rows, columns), *arrays)
+        others = [array.astype(scales) for array in others]
+    return Packed(form, (rows, columns), weight, *others)
 
 
 def _gguf_rows(form: Format, rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
@@ -62,6 +62,7 @@ def test_dequantize_equals_the_unpacked_values(form: Format) -> None:
 @pytest.mark.parametrize("form", [*AFFINE, *SMALL_FLOATS], ids=str)
 def test_dequantize_equals_mlx(form: Format) -> None:
     packed = pack(form)
+    assert packed.scales is not None
     theirs = mx.dequantize(
         packed.weight, packed.scales, packed.biases, form.group_size, form.bits, form.mode, dtype=mx.float32
     )

@@ -21,7 +21,7 @@ def plain(dims: int, theta: float = 10000.0) -> np.ndarray:
 
 def frequencies(lengths: Sequence[int] = (1,), **parameters: Any) -> np.ndarray:
     """What umlm turns tokens of sequences of these lengths by: [dims / 2] or [T, dims / 2]."""
-    return np.array(Rope(RopeParameters(**parameters)).inv_freq(mx.array(lengths)))
+    return np.array(Rope(RopeParameters(**parameters)).inv_freq(mx.array(list(lengths))))
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
@@ -138,7 +138,7 @@ def test_lengths_decide_token_by_token_in_a_packed_row() -> None:
         np.testing.assert_array_equal(together[row], frequencies([length], **parameters)[0])
 
 
-SCALES = {
+SCALES: dict[str, tuple[dict[str, Any], float]] = {
     "default": ({}, 1.0),
     "linear": ({"factor": 4.0}, 1.0),
     "yarn": ({"factor": 4.0}, 0.1 * math.log(4) + 1),
@@ -180,7 +180,7 @@ def test_the_list_of_kinds_is_tested_whole() -> None:
     assert set(KINDS) == {"default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"}
 
 
-BAD = {
+BAD: dict[str, dict[str, Any]] = {
     "rope type 'ntk' is unknown; known: default, dynamic, factors": {"rope_type": "ntk"},
     "5 rotated dims of a head is not even and > 0": {"dims": 5},
     "0 rotated dims of a head is not even and > 0": {"dims": 0},

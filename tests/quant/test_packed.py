@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import mlx.core as mx
 import numpy as np
@@ -33,6 +35,10 @@ def random_matrix(form: Format, seed: int = 1) -> Packed:
     return quantized(mx.array(values), form)
 
 
+def names(parameters: Any) -> set[str]:
+    return set(dict(tree_flatten(parameters)))
+
+
 def assert_close(found: mx.array, expected: mx.array) -> None:
     np.testing.assert_allclose(np.array(found), np.array(expected), rtol=0, atol=2e-5)
 
@@ -62,10 +68,10 @@ def test_embedding_equals_the_float_table(form: Format) -> None:
 
 def test_parameters_are_named_as_in_an_mlx_repository() -> None:
     layer = PackedLinear(random_matrix(FORMATS[0]), mx.zeros((ROWS,)))
-    assert {name for name, _ in tree_flatten(layer.parameters())} == {"weight", "scales", "biases", "bias"}
-    assert {name for name, _ in tree_flatten(layer.trainable_parameters())} == {"bias"}
+    assert names(layer.parameters()) == {"weight", "scales", "biases", "bias"}
+    assert names(layer.trainable_parameters()) == {"bias"}
     blocks = PackedLinear(random_matrix(FORMATS[3]))
-    assert {name for name, _ in tree_flatten(blocks.parameters())} == {"weight"}
+    assert names(blocks.parameters()) == {"weight"}
 
 
 @every_format
