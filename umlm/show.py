@@ -28,7 +28,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"path": str(path), **_mapping(found)}, indent=2))
     else:
-        print("\n".join(f"{name:<16}{value}" for name, value in [("path", str(path)), *_lines(found)]))
+        print("\n".join(f"{name:<26}{value}" for name, value in [("path", str(path)), *_lines(found)]))
 
 
 def _mapping(found: Description) -> dict[str, object]:

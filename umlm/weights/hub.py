@@ -98,18 +98,19 @@ def _from_hub(name: HubName, revision: str | None, progress: bool | None, downlo
         folder = _snapshot(name.repository, revision, patterns, progress, download)
     except (OSError, ValueError, RuntimeError) as error:
         raise _explained(error, name.repository, revision, download) from None
-    return folder if name.gguf is None else _gguf_file(folder, name)
+    return _gguf_file(folder, name) if name.gguf else _with_safetensors(folder, name.repository)
 
 
 def _snapshot(
     repository: str, revision: str | None, patterns: list[str], progress: bool | None, download: bool
 ) -> Path:
-    import huggingface_hub  # heavy: only when something comes from there
+    from huggingface_hub import snapshot_download  # heavy: only when something comes from there
+    from huggingface_hub.utils import disable_progress_bars
 
     shown = sys.stderr.isatty() if progress is None else progress
     if not shown:
-        huggingface_hub.utils.disable_progress_bars()
-    folder = huggingface_hub.snapshot_download(
+        disable_progress_bars()
+    folder = snapshot_download(
         repository,
         revision=revision,
         cache_dir=hub_folder(),
@@ -119,6 +120,15 @@ def _snapshot(
         local_files_only=not download,
     )
     return Path(str(folder))
+
+
+def _with_safetensors(folder: Path, repository: str) -> Path:
+    if any(folder.glob("*.safetensors")):
+        return folder
+    raise FileNotFoundError(
+        f"{repository} holds no .safetensors files; name a GGUF file in it as {repository}:Q4_K_M, "
+        "or convert its weights to safetensors"
+    )
 
 
 def _gguf_file(folder: Path, name: HubName) -> Path:
