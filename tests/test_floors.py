@@ -45,7 +45,7 @@ def where(i: source.Import) -> str:
 
 def is_verb(module: str) -> bool:
     body = source.tree(source.modules()[module]).body
-    return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in body)
+    return module != VERB_HOST and any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in body)
 
 
 def allowed(i: source.Import) -> bool:

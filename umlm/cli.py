@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from umlm import __version__
+from umlm.command import ending
 
 VERBS = {
     "generate": "answer a prompt",
@@ -20,7 +21,11 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Hand the rest of the command line to the verb's own main(); returns its exit code."""
-    verb, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    return ending(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv) or ["--help"]))
+
+
+def _dispatch(words: list[str]) -> int:
+    verb, *rest = words
     if verb in ("-h", "--help", "help"):
         print(_usage())
         return 0
@@ -28,11 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"umlm {__version__}")
         return 0
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"umlm: {verb!r} is not a verb{hint} (umlm --help lists them)", file=sys.stderr)
+        print(f"umlm: {verb!r} is not a verb{_hint(verb)} (umlm --help lists them)", file=sys.stderr)
         return 2
     return importlib.import_module(f"umlm.{verb}").main(rest)
+
+
+def _hint(verb: str) -> str:
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _usage() -> str:

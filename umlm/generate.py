@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from umlm.command import Misuse, command
+from umlm.command import Misuse, Parser, command
+from umlm.engine.output import Chunk
 from umlm.engine.params import SamplingParams
 from umlm.engine.results import Answer, Result, collect, raise_errors
+from umlm.engine.sampler import TokenLogprobs
 from umlm.engine.settings import EngineSettings
-from umlm.llm import LLM, Message, Prompt, conversation, load
+from umlm.llm import LLM, Message, conversation, load
 from umlm.options import add_arguments, from_namespace
 from umlm.weights.hub import DEFAULT_MODEL
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="umlm generate", description=__doc__)
+    parser = Parser("generate", __doc__)
     _add_input(parser)
     add_arguments(parser.add_argument_group("sampling"), SamplingParams)
     add_arguments(parser.add_argument_group("engine"), EngineSettings)
@@ -41,9 +45,9 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "float32", "float16", "bfloat16"],
         help="of activations and float weights (default: auto, float32 on a CPU, else as stored)",
     )
-    parser.add_argument("--prompt", metavar="TEXT", help="what to answer; without it, or with -, stdin is read")
+    parser.add_argument("--prompt", metavar="TEXT", help="what to answer; without it, or with -, stdin")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
-    parser.add_argument("--messages", metavar="FILE", help="a conversation: a JSON list of {role, content}")
+    parser.add_argument("--messages", metavar="FILE", help="a conversation: a JSON list of {role, content}; - is stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of text")
     parser.add_argument("--stats", action="store_true", help="print counts, speed and memory to stderr")
@@ -51,88 +55,111 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    params, settings = _options(SamplingParams, arguments), _options(EngineSettings, arguments)
-    messages = _messages(arguments)
-    progress = False if arguments.quiet else None
-    with load(
-        arguments.model, dtype=arguments.dtype, revision=arguments.revision, progress=progress, settings=settings
-    ) as llm:
-        prompt = llm.encode(_prompt(messages, llm, arguments))
-        result = _answer(llm, prompt, params, streams=not arguments.json)
+    with _values_are_misuse():
+        params, settings = from_namespace(SamplingParams, arguments), from_namespace(EngineSettings, arguments)
+    messages = _messages(arguments)  # reads and checks all input before the model is loaded
+    with _load(arguments, settings) as llm:
+        with _values_are_misuse():
+            params.check_vocabulary(llm.config.vocab_size)
+        result = _answer(llm, _encode(llm, messages, arguments), params, shown=not arguments.json)
     if arguments.json:
-        print(json.dumps(_as_json(llm, result), ensure_ascii=False))
+        print(json.dumps(_as_json(llm, result)))
     if arguments.stats:
-        print(_stats(result, llm), file=sys.stderr)
+        print(_stats(result), file=sys.stderr)
     raise_errors([result])
 
 
-def _options(cls: type, arguments: argparse.Namespace) -> Any:
+@contextlib.contextmanager
+def _values_are_misuse() -> Iterator[None]:
     try:
-        return from_namespace(cls, arguments)
+        yield
     except ValueError as error:
         raise Misuse(str(error)) from None
 
 
+def _load(arguments: argparse.Namespace, settings: EngineSettings) -> LLM:
+    return load(
+        arguments.model,
+        dtype=arguments.dtype,
+        revision=arguments.revision,
+        progress=False if arguments.quiet else None,
+        settings=settings,
+    )
+
+
 def _messages(arguments: argparse.Namespace) -> list[Message]:
-    """The conversation that the flags describe; raw prompts are its only message."""
-    if arguments.messages is None:
-        return conversation(_text(arguments.prompt), arguments.system)
-    if arguments.prompt is not None or arguments.raw:
+    """The conversation that the flags describe; a raw prompt is the content of its only message."""
+    if arguments.messages is not None and (arguments.prompt is not None or arguments.raw):
         raise Misuse("--messages does not go with --prompt or --raw: put the prompt into the file")
-    return conversation(_read_messages(Path(arguments.messages)), arguments.system)
+    if arguments.system is not None and arguments.raw:
+        raise Misuse("--system does not go with --raw: a raw prompt has no messages")
+    if arguments.messages is not None:
+        return conversation(_read_messages(arguments.messages), arguments.system)
+    return conversation(_read_prompt(arguments.prompt), arguments.system)
 
 
-def _text(prompt: str | None) -> str:
+def _read_prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise Misuse("no prompt: give --prompt TEXT or --messages FILE, or pipe a text to stdin")
-    text = sys.stdin.read() if prompt in (None, "-") else prompt
+    text = _read_stdin().removesuffix("\n") if prompt in (None, "-") else prompt  # echo ends what it writes
     if not text:
         raise Misuse("the prompt is empty: give --prompt TEXT or pipe a text to stdin")
     return text
 
 
-def _read_messages(file: Path) -> list[Message]:
+def _read_stdin() -> str:
     try:
-        messages = json.loads(file.read_text(encoding="utf-8"))
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"stdin is no {error.encoding} text: {error.reason} at byte {error.start}") from None
+
+
+def _read_messages(name: str) -> list[Message]:
+    source = "stdin" if name == "-" else name
+    try:
+        messages = json.loads(_read_stdin() if name == "-" else Path(name).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+        raise ValueError(f"{source} is not JSON: {error}") from None
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages) or not messages:
-        raise ValueError(f"{file} must hold a JSON list of messages such as [{{'role': 'user', 'content': 'Hello'}}]")
+        raise ValueError(f'{source} must hold a JSON list of messages such as [{{"role": "user", "content": "Hello"}}]')
     return messages
 
 
-def _prompt(messages: list[Message], llm: LLM, arguments: argparse.Namespace) -> Prompt:
+def _encode(llm: LLM, messages: list[Message], arguments: argparse.Namespace) -> list[int]:
+    """Token ids of the prompt; the text as it is where it is raw or the model has no chat template."""
     if not arguments.raw and llm.tokenizer.chat_template is not None:
-        return messages
+        return llm.encode(messages)
     if arguments.system is not None or arguments.messages is not None:
-        raise ValueError(
-            f"{arguments.model} has no chat template, so --system and --messages mean nothing: use --prompt alone"
-            if not arguments.raw
-            else "--raw does not go with --system: a raw prompt has no messages"
-        )
+        raise ValueError(f"{llm.name} has no chat template, so it knows no messages: use --prompt alone")
     if not (arguments.raw or arguments.quiet):
-        print(f"{arguments.model} has no chat template: continuing the text as it is (--raw)", file=sys.stderr)
-    return messages[0]["content"]
+        print(f"{llm.name} has no chat template: continuing the text as it is (--raw)", file=sys.stderr)
+    return llm.encode(messages[0]["content"])
 
 
-def _answer(llm: LLM, prompt: list[int], params: SamplingParams, *, streams: bool) -> Result:
-    """Generate, writing text as it comes; several answers are written one after the other."""
-    live = streams and params.n == 1
+def _answer(llm: LLM, prompt: list[int], params: SamplingParams, *, shown: bool) -> Result:
+    """Generate; one answer is written while it comes, several are written at the end, one after the other."""
+    live = shown and params.n == 1
     with llm.stream(prompt, params) as chunks:
-        result = collect(list(prompt), params.n, _written(chunks) if live else chunks)
-    if streams and not live:
-        print("\n".join(f"--- {answer.index + 1}\n{answer.text}" for answer in result.answers))
+        result = collect(prompt, params.n, _written(chunks) if live else chunks)
+    if shown and not live:
+        for answer in result.answers:
+            print(f"--- {answer.index + 1}")
+            print(answer.text, end="" if answer.text.endswith("\n") else "\n")
     return result
 
 
-def _written(chunks: Any) -> Any:
+def _written(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Pass chunks on, their text written at once; the line is ended, also by an interrupt."""
+    last = ""
     try:
         for chunk in chunks:
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
+            last = chunk.text or last
             yield chunk
     finally:
-        print(flush=True)
+        if not last.endswith("\n"):
+            print(flush=True)
 
 
 def _as_json(llm: LLM, result: Result) -> Mapping[str, Any]:
@@ -144,23 +171,28 @@ def _as_json(llm: LLM, result: Result) -> Mapping[str, Any]:
 
 
 def _answer_json(llm: LLM, answer: Answer) -> Mapping[str, Any]:
-    fields = dataclasses.asdict(answer)
-    fields["usage"] = answer.usage._asdict() if answer.usage else None
-    if answer.logprobs is not None:
-        fields["logprobs"] = [
-            {
-                "token_id": entry.token,
-                "token": llm.tokenizer.id_to_token(entry.token),
-                "bytes": list(llm.tokenizer.token_bytes(entry.token)),
-                "logprob": entry.logprob,
-                "top": [{"token_id": token, "logprob": logprob} for token, logprob in entry.top],
-            }
-            for entry in answer.logprobs
-        ]
-    return fields
+    usage = answer.usage._asdict() if answer.usage else None
+    logprobs = None if answer.logprobs is None else [_logprobs_json(llm, entry) for entry in answer.logprobs]
+    return {**dataclasses.asdict(answer), "usage": usage, "logprobs": logprobs}
 
 
-def _stats(result: Result, llm: LLM) -> str:
+def _logprobs_json(llm: LLM, entry: TokenLogprobs) -> Mapping[str, Any]:
+    top = [_token_json(llm, token, logprob) for token, logprob in entry.top]
+    return {**_token_json(llm, entry.token, entry.logprob), "top": top}
+
+
+def _token_json(llm: LLM, token: int, logprob: float) -> Mapping[str, Any]:
+    """JSON has no infinity, so an impossible token's logprob is null; `bytes` may be a part of a character."""
+    data = llm.tokenizer.token_bytes(token)
+    return {
+        "token_id": token,
+        "token": data.decode(errors="replace"),
+        "bytes": list(data),
+        "logprob": logprob if math.isfinite(logprob) else None,
+    }
+
+
+def _stats(result: Result) -> str:
     generated = sum(len(answer.token_ids) for answer in result.answers)
     line = f"prompt {len(result.prompt_token_ids)} tokens, generated {generated} tokens"
     speed = result.timings
