@@ -233,7 +233,7 @@ def test_quantized_repository_equals_its_dequantized_self(tmp_path: Path) -> Non
         "model.layers.2.mlp.up_proj": {"group_size": 64, "bits": 3, "mode": "affine"},
         "lm_head": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
     }
-    config, tensors = quantizable()
+    config, tensors = quantizable(attention_bias=True)
     values = quantized_folder(tmp_path, config, tensors, mixed)
     model = loaded(tmp_path)
     assert isinstance(model.model.embed_tokens, PackedEmbedding)

@@ -124,6 +124,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "other bits than packed": ({"bits": 8, "group_size": 64}, "is not affine 8-bit"),
     "other group than packed": ({"bits": 4, "group_size": 128}, "its scales would be"),
     "false, yet packed": ({"bits": 4, "group_size": 64, LAYER: False}, "says false"),
+    "a list as mode": ({"bits": 4, "group_size": 64, "mode": ["affine"]}, r"mode \['affine'\]"),
+    "a text as bits": ({"bits": "4", "group_size": 64}, "bits '4'"),
+    "a fraction as bits": ({"bits": 4.0, "group_size": 64}, "bits 4.0"),
+    "a list as group": ({"bits": 4, "group_size": [64]}, r"group_size \[64\]"),
     "no map": (..., "no 'quantization'"),
 }
 
@@ -145,7 +149,7 @@ def test_affine_without_biases_is_refused(tmp_path: Path) -> None:
         open_checkpoint(folder_of(tmp_path, {"bits": 4, "group_size": 64}, tensors))
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "aqlm", "compressed-tensors", "bitsandbytes"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "aqlm", "compressed-tensors", "bitsandbytes"])
 @pytest.mark.parametrize("nested", [True, False])
 def test_other_quantizers_are_refused_by_name(method: str, nested: bool, tmp_path: Path) -> None:
     """W11, W13: no checkpoint of another scheme is read as something that it is not."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_safetensors import raw_file, tensor
+from raw_safetensors import decoded, raw_file, tensor
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -157,19 +157,6 @@ def test_every_code_of_the_small_floats(dtype: str, bits: int, tmp_path: Path) -
         found = np.array(values).astype(np.float64)
     exponent_bits = {"BF16": 8, "F8_E4M3": 4, "F8_E5M2": 5}[dtype]
     np.testing.assert_array_equal(found, decoded(codes.astype(np.int64), bits, exponent_bits, dtype == "F8_E4M3"))
-
-
-def decoded(codes: np.ndarray, bits: int, exponent_bits: int, finite: bool) -> np.ndarray:
-    """float64 values of sign-exponent-mantissa codes; `finite` formats spend only the last code on NaN."""
-    mantissa_bits, top = bits - 1 - exponent_bits, 2**exponent_bits - 1
-    sign = np.where(codes >> (bits - 1), -1.0, 1.0)
-    exponent, mantissa = (codes >> mantissa_bits) & top, codes & (2**mantissa_bits - 1)
-    bias, fraction = 2 ** (exponent_bits - 1) - 1, mantissa / 2**mantissa_bits
-    normal, small = (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias)
-    values = sign * np.where(exponent == 0, small, normal)
-    if finite:
-        return np.where(codes & (2 ** (bits - 1) - 1) == 2 ** (bits - 1) - 1, np.nan, values)
-    return np.where(exponent == top, np.where(mantissa == 0, sign * np.inf, np.nan), values)
 
 
 def test_reading_one_tensor_takes_its_own_memory_only(tmp_path: Path) -> None:

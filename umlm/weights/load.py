@@ -143,6 +143,7 @@ def _assign(model: nn.Module, tensor: StoredTensor, target: mx.Dtype | None, row
         mx.eval(_arrays(value))
         replace(model, path, value, rows)
         return
-    array = value if target is None else value.astype(target)
+    dtype = target or (rows if tensor.format == "F8_E4M3" else value.dtype)  # FP8 is not computed with
+    array = value.astype(dtype)
     mx.eval(array)  # now, or the stored and the cast copies of all tensors would pile up
     module_at(model, path)[leaf] = array

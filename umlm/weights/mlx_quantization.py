@@ -27,6 +27,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "mxfp8": ((8,), (32,)),
     "nvfp4": ((4,), (16,)),
 }
+READ_ELSEWHERE = ("fp8",)
 KEYS = ("group_size", "bits", "mode")
 
 
@@ -70,8 +71,8 @@ def quantization_map(config: Mapping[str, Any], source: Path) -> QuantizationMap
     """
     if isinstance(table := config.get("quantization"), dict):
         return QuantizationMap(table, source)
-    table = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
-    if not table:
+    table = foreign_table(config)
+    if not table or (isinstance(table, dict) and table.get("quant_method") in READ_ELSEWHERE):
         return None
     if not isinstance(table, dict) or "quant_method" in table or "bits" not in table:
         method = table.get("quant_method") if isinstance(table, dict) else table
@@ -80,6 +81,13 @@ def quantization_map(config: Mapping[str, Any], source: Path) -> QuantizationMap
             "take the float, MLX or GGUF version of this model"
         )
     return QuantizationMap(table, source)
+
+
+def foreign_table(config: Mapping[str, Any]) -> Any:
+    """Hugging Face's quantization_config, at the top level or in text_config; None where there is none."""
+    text = config.get("text_config")
+    nested = text.get("quantization_config") if isinstance(text, Mapping) else None
+    return config.get("quantization_config") or nested
 
 
 def packed_tensor(name: str, path: str, parts: Mapping[str, Located], table: QuantizationMap) -> StoredTensor:
@@ -104,16 +112,17 @@ def _format(path: str, parts: Mapping[str, Located], table: QuantizationMap) -> 
     if setting is None:
         raise ValueError(f"{table.source}: quantization says false for {path!r}, but {parts['weight'].file} packs it")
     mode = setting.get("mode") or _mode_by_parts(setting, parts)
-    if mode not in LAYOUTS:
+    if not isinstance(mode, str) or mode not in LAYOUTS:
         raise ValueError(
             f"{table.source}: quantization mode {mode!r} of {path!r} is unknown; known: {', '.join(LAYOUTS)}"
         )
     allowed_bits, allowed_groups = LAYOUTS[mode]
     bits = setting.get("bits", 4 if mode == "affine" else allowed_bits[0])
     group = setting.get("group_size", 64 if mode == "affine" else allowed_groups[0])
-    if bits not in allowed_bits or group not in allowed_groups:
+    whole = type(bits) is int and type(group) is int
+    if not whole or bits not in allowed_bits or group not in allowed_groups:
         raise ValueError(
-            f"{table.source}: quantization of {path!r} has bits {bits} and group_size {group}; "
+            f"{table.source}: quantization of {path!r} has bits {bits!r} and group_size {group!r}; "
             f"{mode} has bits {_list(allowed_bits)} and group_size {_list(allowed_groups)}"
         )
     return Format(mode, bits, group)
@@ -123,8 +132,9 @@ def _mode_by_parts(setting: Mapping[str, Any], parts: Mapping[str, Located]) -> 
     """The mode of a map that names none: the block float formats have byte scales and no biases."""
     if "biases" in parts or parts["scales"].entry.dtype != "U8":
         return "affine"
-    layout = (setting.get("bits", 4), setting.get("group_size", 32))
-    return {(8, 32): "mxfp8", (4, 16): "nvfp4"}.get(layout, "mxfp4")
+    if setting.get("bits") == 8:
+        return "mxfp8"
+    return "nvfp4" if setting.get("group_size") == 16 else "mxfp4"
 
 
 def _logical_shape(path: str, parts: Mapping[str, Located], format: Format, source: Path) -> tuple[int, ...]:

@@ -65,7 +65,8 @@ def _report_towers(towers: list[str], config: Mapping[str, Any], path: Path) -> 
 
 def _check_whole(towers: list[str], config: Mapping[str, Any], path: Path) -> None:
     vision = config.get("vision_config")
-    stated = next((vision[key] for key in ("num_hidden_layers", "depth") if key in vision), None) if vision else None
+    known = vision if isinstance(vision, Mapping) else {}
+    stated = known.get("num_hidden_layers", known.get("depth"))
     layers: dict[str, set[str]] = {}
     for match in filter(None, map(TOWER_LAYER.fullmatch, towers)):
         if "audio" not in match[1]:
