@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import reprlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, overload
 
@@ -29,12 +31,15 @@ from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.folder import open_checkpoint
 from umlm.weights.hub import DEFAULT_MODEL, resolve
 from umlm.weights.load import load_model
-from umlm.weights.progress import byte_bar
+from umlm.weights.progress import Report, byte_bar
 
 Message: TypeAlias = Mapping[str, Any]
 Messages: TypeAlias = Sequence[Message]
 Prompt: TypeAlias = "str | Messages | Sequence[int]"
 Options = TypeVar("Options", SamplingParams, EngineSettings)
+T = TypeVar("T")
+ARRAYS = (np.ndarray, mx.array)
+KINDS = "a text, messages, token ids, or a list of these"
 
 
 def load(
@@ -67,12 +72,17 @@ def load(
 
 
 class LLM:
-    """A model with its tokenizer and engine. Safe to use from several threads and from asyncio.
+    """A model with its tokenizer and engine, as `load` makes it. Safe to use from several threads and from asyncio.
 
+    name       what `load` was asked for
     model      the network, a plain mlx `nn.Module` with Hugging Face's parameter names
     config     its checked configuration
     tokenizer  text -> ids -> text, with the chat template
     memory     what the page pool was cut from, in bytes
+    engine     what runs the requests
+    checkpoint the files the model came from
+
+    Use it as a context manager, call `close`, or drop it: each ends its thread.
     """
 
     def __init__(
@@ -83,6 +93,7 @@ class LLM:
 
     @property
     def config(self) -> ModelConfig:
+        """The model's configuration, with the keys of Hugging Face's config.json."""
         return self.model.config
 
     @property
@@ -111,7 +122,7 @@ class LLM:
         chosen = _with(params or SamplingParams(), options)
         single = _is_single(prompt)
         prompts: list[Any] = [prompt] if single else list(prompt)
-        results = self._run(prompts, chosen)
+        results = self._run([self.encode(each) for each in prompts], chosen)
         return results[0] if single else results
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Stream:
@@ -137,18 +148,22 @@ class LLM:
         variables  what the template reads beyond messages, tools and documents, such as enable_thinking
         options    fields of SamplingParams, over `params`
         """
+        chosen = _with(params or SamplingParams(), options)
         ids = self.tokenizer.apply_chat_template(
             conversation(messages, system), tools=tools, documents=documents, **(variables or {})
         )
-        return self._run([ids], _with(params or SamplingParams(), options))[0]
+        return self._run([ids], chosen)[0]
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt: a text as the model wants raw text, messages through the chat template."""
+        """The token ids of a prompt: a text as the model wants raw text, messages through the chat template.
+
+        Raises ValueError for what is neither, and for messages that the template refuses.
+        """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if len(prompt) and isinstance(prompt[0], Mapping):
+        if _is_conversation(prompt):
             return self.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
-        return prompt  # type: ignore[return-value]  # the engine checks token ids
+        return _token_ids(prompt)
 
     def logits(self, prompt: Prompt) -> mx.array:
         """Logits of the next token after every token of a prompt: float [tokens, vocab], evaluated."""
@@ -174,18 +189,18 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.config.model_type}, context {self.context})"
 
-    def _run(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Result]:
-        encoded = [self.encode(prompt) for prompt in prompts]
-        with contextlib.ExitStack() as stack:
-            streams = [stack.enter_context(self.engine.submit(ids, params)) for ids in encoded]
-            results = [collect(list(ids), params.n, chunks) for ids, chunks in zip(encoded, streams, strict=True)]
+    def _run(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Result]:
+        with contextlib.ExitStack() as stack:  # whatever happens, nothing that was begun goes on
+            streams = [stack.enter_context(self.engine.submit(ids, params)) for ids in prompts]
+            results = [collect(ids, params.n, chunks) for ids, chunks in zip(prompts, streams, strict=True)]
         raise_errors(results)
         return results
 
-    def _compute(self, prompt: Prompt, function: Any) -> Any:
+    def _compute(self, prompt: Prompt, function: Callable[[mx.array], T]) -> T:
+        """function(tokens [1, T]) on the engine thread, evaluated there."""
         ids = self.engine.check_prompt(self.encode(prompt))
 
-        def run() -> Any:
+        def run() -> T:
             value = function(mx.array(np.asarray(ids, dtype=np.int32))[None])
             mx.eval(value)
             return value
@@ -214,29 +229,38 @@ def _open(
     memory = _budget(checkpoint, config, settings)
     tokenizer = checkpoint.load_tokenizer()
     with byte_bar(f"loading {name}", progress) as report:
+        model = load_model(checkpoint, dtype, _unless(cancelled, report))
+    return LLM(name, model, tokenizer, _engine(model, tokenizer, memory, settings, thread), memory, checkpoint)
 
-        def check(done: int, total: int) -> None:
-            if cancelled.is_set():
-                raise InterruptedError("loading was interrupted")
-            report(done, total)
 
-        model = load_model(checkpoint, dtype, check)
-    store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype)
+def _unless(cancelled: threading.Event, report: Report) -> Report:
+    """The report of progress, which ends loading once it is cancelled."""
+
+    def check(done: int, total: int) -> None:
+        if cancelled.is_set():
+            raise InterruptedError("loading was interrupted")
+        report(done, total)
+
+    return check
+
+
+def _engine(
+    model: Decoder, tokenizer: Tokenizer, memory: PagePlan, settings: EngineSettings, thread: EngineThread
+) -> Engine:
     scheduler = Scheduler(
         PagePool(memory.num_pages, memory.page_size),
         token_budget=settings.token_budget,
         max_requests=settings.max_requests,
         max_chunk=settings.max_chunk,
     )
-    engine = Engine(
-        Runner(model, store),
+    return Engine(
+        Runner(model, PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype)),
         scheduler,
         tokenizer,
-        context=_context(config, settings),
-        vocab_size=config.vocab_size,
+        context=_context(model.config, settings),
+        vocab_size=model.config.vocab_size,
         thread=thread,
     )
-    return LLM(name, model, tokenizer, engine, memory, checkpoint)
 
 
 KV_BYTES = 4  # float32, the widest that pages are stored in: the promise holds for any dtype
@@ -282,6 +306,19 @@ def _is_single(prompt: Any) -> bool:
     """A text, a conversation or token ids; else it is a list of these."""
     if isinstance(prompt, str):
         return True
-    if isinstance(prompt, Sequence) and not len(prompt):
-        raise ValueError("the prompt is empty; give a text, messages, token ids, or a list of these")
-    return not isinstance(prompt[0], (str, list, tuple, np.ndarray))
+    if not isinstance(prompt, (Sequence, *ARRAYS)):
+        raise ValueError(f"the prompt must be {KINDS}, not {reprlib.repr(prompt)}")
+    if not len(prompt):
+        raise ValueError(f"the prompt is empty; give {KINDS}")
+    return prompt.ndim == 1 if isinstance(prompt, ARRAYS) else not isinstance(prompt[0], (str, Sequence, *ARRAYS))
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    ids = np.asarray(prompt).tolist() if isinstance(prompt, ARRAYS) else prompt
+    if not isinstance(ids, Sequence) or not all(isinstance(token, Integral) for token in ids):
+        raise ValueError(f"a prompt must be a text, messages or token ids, not {reprlib.repr(prompt)}")
+    return list(ids)

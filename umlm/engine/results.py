@@ -77,6 +77,14 @@ class Result:
         return self.answers[0].finish_reason
 
     @property
+    def stop_reason(self) -> int | str | None:
+        return self.answers[0].stop_reason
+
+    @property
+    def usage(self) -> Usage | None:
+        return self.answers[0].usage
+
+    @property
     def timings(self) -> Speed | None:
         return self.answers[0].timings
 
