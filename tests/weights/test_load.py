@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,18 @@ def test_packed_norm_is_refused_by_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"quantization": {"bits": 4, "group_size": 64}}')
     with pytest.raises(ValueError, match=r"'router\.weight' \[8, 64\] is affine .* a Scale cannot be quantized"):
         fill(Model(), open_checkpoint(tmp_path))
+
+
+def test_loaded_in_one_thread_and_used_in_another(tmp_path: Path) -> None:
+    """MLX's streams belong to threads: no array may be left lazy. Float and packed layers."""
+    config, tensors = quantizable()
+    quantized_folder(tmp_path, config, tensors, {HEAD.removesuffix(".weight"): False})
+    with ThreadPoolExecutor(1) as pool:
+        model = pool.submit(loaded, tmp_path).result()
+    here = zoo_model.whole(model, zoo.CASES["llama"].tokens % 128)
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(zoo_model.whole, model, zoo.CASES["llama"].tokens % 128).result()
+    np.testing.assert_array_equal(here, there)
 
 
 class Wide(nn.Module):
