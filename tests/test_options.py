@@ -19,7 +19,7 @@ class Heat:
     loud: bool = option(False, "say more")
     mode: str = option("slow", "how", choices=("slow", "fast"))
     names: str | Sequence[str] | None = option(None, "names")
-    ids: list[int] = option([], "ids", ge=0)
+    ids: Sequence[int] = option([], "ids", ge=0)
     bias: Mapping[int | str, float] | None = option(None, "bias", ge=-100, le=100)
     plain: int = 7
 

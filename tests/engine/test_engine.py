@@ -76,7 +76,7 @@ def test_the_end_token_ends_and_has_no_text(engine_of):
 def test_ignore_eos_and_min_tokens(engine_of):
     engine = engine_of(follow({(1,): [*b"hello", EOS, *b"more"]}))
     assert run(engine, [1], ignore_eos=True, max_tokens=8)[0] == "hellomo"
-    text, ids, last = run(engine, [1], min_tokens=7, max_tokens=20)
+    _, ids, _ = run(engine, [1], min_tokens=7, max_tokens=20)
     assert EOS not in ids[:7]
     assert len(ids) >= 7
 

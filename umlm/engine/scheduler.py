@@ -109,7 +109,7 @@ class Scheduler:
         shares: dict[Request, int] = {}
         preempted: list[Request] = []
         self._share_decodes(shares, preempted)
-        self._share_prompts(shares, preempted)
+        self._share_prompts(shares)
         if not preempted:
             self._admit(shares)
         self._step += 1
@@ -137,15 +137,16 @@ class Scheduler:
 
     def _share_decodes(self, shares: dict[Request, int], preempted: list[Request]) -> None:
         for request in [request for request in self.running if request.remaining == 1]:
-            if request.state is State.RUNNING and self._grow(request, shares, preempted):
+            if request.state is State.RUNNING and self._grow(request, preempted):
                 shares[request] = 1
 
-    def _share_prompts(self, shares: dict[Request, int], preempted: list[Request]) -> None:
+    def _share_prompts(self, shares: dict[Request, int]) -> None:
+        """Their pages were taken when they were admitted."""
         limit = self.token_budget - self._reserve(self._left(shares))
         prompts = [request for request in self.running if request.remaining > 1]
         for request in sorted(prompts, key=lambda request: request.served):
             num_tokens = self._chunk(request, limit - sum(shares.values()))
-            if num_tokens and request.state is State.RUNNING and self._grow(request, shares, preempted):
+            if num_tokens:
                 shares[request] = num_tokens
 
     def _admit(self, shares: dict[Request, int]) -> None:
@@ -174,11 +175,10 @@ class Scheduler:
             return max(0, min(need, self.max_chunk, room))
         return need if need <= room else 0
 
-    def _grow(self, request: Request, shares: dict[Request, int], preempted: list[Request]) -> bool:
-        """Get pages for all tokens of a running request, from the newest ones if need be; False if it is the newest."""
+    def _grow(self, request: Request, preempted: list[Request]) -> bool:
+        """Get a page for a running request, from the newest ones if need be; False if it is the newest itself."""
         while not self._take_pages(request):
             newest = self.running[-1]
-            shares.pop(newest, None)
             preempted.append(newest)
             self.preempt(newest)
             if newest is request:
