@@ -2,6 +2,7 @@
 
 import random
 import time
+from itertools import pairwise
 
 import pytest
 import sentencepiece
@@ -23,8 +24,8 @@ def own(tokenizer, **options):
 def sentencepiece_tokenizer(algorithm="bpe", prefix=True):
     processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(algorithm, prefix))
     ids = list(range(processor.get_piece_size()))
-    types = [6 if b else 3 if c else 2 if u else 1 for b, c, u in
-             zip(processor.is_byte(ids), processor.is_control(ids), processor.is_unknown(ids), strict=True)]  # fmt: skip
+    flags = zip(processor.is_byte(ids), processor.is_control(ids), processor.is_unknown(ids), strict=True)
+    types = [6 if byte else 3 if control else 2 if unknown else 1 for byte, control, unknown in flags]
     return Tokenizer(SentencePieceBackend(processor, types)), processor
 
 
@@ -160,7 +161,7 @@ def test_text_without_spaces_flows_steadily():
     deltas = stream(tokenizer, tokenizer.encode(text))
     shown = [i for i, delta in enumerate(deltas) if delta]
     assert "".join(deltas) == text
-    assert max(b - a for a, b in zip(shown, shown[1:], strict=False)) <= 3
+    assert max(b - a for a, b in pairwise(shown)) <= 3
 
 
 def test_added_tokens_that_only_look_special_stay():

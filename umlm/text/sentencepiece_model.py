@@ -103,10 +103,13 @@ class SentencePieceBackend:
 
 def read_sentencepiece(path: Path, added: Mapping[str, AddedToken] | None = None) -> SentencePieceBackend:
     """Read a `.model` file. Raises ValueError with the file and the reason."""
+    content = path.read_bytes()
     try:
-        processor = SentencePieceProcessor(model_proto=path.read_bytes())
+        processor = SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
         raise ValueError(f"{path}: not a sentencepiece model ({error}); download the file again") from None
+    if not content:  # the library takes empty content for no model at all
+        raise ValueError(f"{path}: the file is empty; download it again")
     ids = list(range(processor.get_piece_size()))
     flags = zip(
         processor.is_control(ids), processor.is_unknown(ids), processor.is_byte(ids), processor.is_unused(ids),
