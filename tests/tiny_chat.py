@@ -51,14 +51,18 @@ def write_chat_model(folder: Path, *, sure: float = 12.0, template: bool = True)
     """Write the checkpoint. sure: logit of the next token of the sentence, 0 for all others."""
     vocabulary = tokenizer()
     size, width = vocabulary.get_vocab_size(), 4 * (vocabulary.get_vocab_size() // 4 + 1)
-    folder.mkdir(parents=True)
-    vocabulary.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, template=template)
     _write_json(folder / "config.json", _config(size, width, vocabulary.token_to_id(END)))
-    _write_json(
-        folder / "tokenizer_config.json", {"eos_token": END, **({"chat_template": TEMPLATE} if template else {})}
-    )
     save_file(_weights(size, width, _successors(vocabulary), sure), folder / "model.safetensors")
     return folder
+
+
+def write_tokenizer(folder: Path, *, template: bool = True) -> None:
+    """Write the tokenizer's files into a model's folder, with or without the chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    chat = {"chat_template": TEMPLATE} if template else {}
+    _write_json(folder / "tokenizer_config.json", {"eos_token": END, **chat})
 
 
 def _config(size: int, width: int, end: int) -> dict[str, Any]:
