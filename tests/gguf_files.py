@@ -69,6 +69,10 @@ def write_gguf(
     return path if path.exists() else sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))[0]
 
 
+def kv_heads(config: Mapping[str, Any]) -> int:
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
+
+
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
     """Rows of q or k as llama files have them: the two halves of a head interleaved."""
     split = weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
@@ -79,9 +83,9 @@ def _layout(config: Mapping[str, Any], name: str, value: np.ndarray) -> np.ndarr
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return value + 1
     if config["model_type"] in ("llama", "mistral"):
-        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        for part, heads in (("q_proj", config["num_attention_heads"]), ("k_proj", kv_heads(config))):
             if f".{part}." in name:
-                return permuted(value, config[heads])
+                return permuted(value, heads)
     return value
 
 
@@ -100,7 +104,7 @@ def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(kv_heads(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     if config.get("head_dim"):

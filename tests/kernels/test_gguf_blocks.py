@@ -61,17 +61,13 @@ def test_all_mxfp4_exponents_and_nvfp4_scales() -> None:
         blocks = rng.integers(0, 256, (256, BLOCKS[ggml_type][1]), dtype=np.uint8)
         blocks[:, :scale_bytes] = np.arange(256)[:, None]
         if ggml_type == "MXFP4":
-            blocks = blocks[
-                :255
-            ]  # 255 means NaN in the standard; ggml gives a finite value for it, and so do we
+            blocks = blocks[:255]  # 255 means NaN in the standard; ggml gives a finite value for it, and so do we
         found = np.array(dequantize_blocks(mx.array(blocks), ggml_type, BLOCKS[ggml_type][0]))
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(found, expected(blocks, ggml_type))
 
 
-@pytest.mark.parametrize(
-    "ggml_type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "TQ1_0", "TQ2_0", "MXFP4"]
-)
+@pytest.mark.parametrize("ggml_type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "TQ1_0", "TQ2_0", "MXFP4"])
 def test_g07_quantized_normal_matrix(ggml_type: str) -> None:
     """Field case G07: skipping block heads by a wrong length gave right shapes and wrong numbers."""
     matrix = np.random.default_rng(1).standard_normal((8, 256)).astype(np.float32)

@@ -80,9 +80,7 @@ def row_bytes(ggml_type: str, columns: int) -> int:
     return columns // values * size
 
 
-def dequantize_blocks(
-    weight: mx.array, ggml_type: str, columns: int, dtype: mx.Dtype = mx.float32
-) -> mx.array:
+def dequantize_blocks(weight: mx.array, ggml_type: str, columns: int, dtype: mx.Dtype = mx.float32) -> mx.array:
     """Expands rows of ggml blocks.
 
     weight  uint8 [..., rows, row bytes], as the rows lie in the file
@@ -92,8 +90,7 @@ def dequantize_blocks(
     size = row_bytes(ggml_type, columns)
     if weight.dtype != mx.uint8 or weight.shape[-1] != size:
         raise ValueError(
-            f"{ggml_type} rows of {columns} values are uint8 of {size} bytes, "
-            f"not {weight.dtype} of {weight.shape[-1]}"
+            f"{ggml_type} rows of {columns} values are uint8 of {size} bytes, not {weight.dtype} of {weight.shape[-1]}"
         )
     blocks = weight.reshape(-1, BLOCKS[ggml_type][1])
     return _DEQUANTIZE[ggml_type](blocks).reshape(*weight.shape[:-1], columns).astype(dtype)

@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-# Types of metadata values: number -> numpy dtype. 8 is a string, 9 an array.
+# Types of metadata values: number -> code, which struct and numpy share. 8 is a string, 9 an array.
 NUMBERS = {
-    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
-    10: "<u8", 11: "<i8", 12: "<f8",
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 BOOL, STRING, ARRAY = 7, 8, 9
 # Far above any real file, low enough that a crafted one cannot fill memory with empty entries.
@@ -97,18 +96,17 @@ class Cursor:
         if count > left:
             raise self.error(f"{what} needs {count} bytes, {left} are left (file of {self.size} bytes)")
 
-    def number(self, dtype: str) -> Any:
-        kind = np.dtype(dtype)
-        self.need(kind.itemsize, "a number")
-        value = np.frombuffer(self.view, kind, 1, self.at)[0].item()
-        self.at += kind.itemsize
-        return value
+    def number(self, code: str) -> Any:
+        size = struct.calcsize(code)
+        self.need(size, "a number")
+        self.at += size
+        return struct.unpack_from(code, self.view, self.at - size)[0]
 
     def u32(self) -> int:
-        return self.number("<u4")
+        return self.number("<I")
 
     def u64(self) -> int:
-        return self.number("<u8")
+        return self.number("<Q")
 
     def text(self, limit: int | None = None) -> str:
         length = self.u64()
@@ -134,7 +132,7 @@ class Cursor:
         return self.number(NUMBERS[kind])
 
     def flag(self) -> bool:
-        byte = self.number("u1")
+        byte = self.number("<B")
         if byte > 1:
             raise self.error(f"a bool must be 0 or 1, not {byte}")
         return bool(byte)
