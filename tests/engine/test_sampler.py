@@ -7,9 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from umlm.engine.draw import NUCLEUS, candidates, choose, uniform, widths
 from umlm.engine.params import SamplingParams
 from umlm.engine.request import Request
-from umlm.engine.sampler import adjust, candidates, choose, draw, sample, uniform
+from umlm.engine.sampler import adjust, sample
 
 CASES = json.loads(Path(__file__).with_name("sampling_cases.json").read_text())
 
@@ -23,7 +24,8 @@ def request(tokens=(0,), generated=(), seed=0, index=0, stop_ids=(), **fields):
 
 def probabilities(logits, made):
     """{token: probability} of what the filters keep."""
-    values, ids = candidates(adjust(mx.array(logits, dtype=mx.float32)[None], [made]), [made.params])
+    row = adjust(mx.array(np.asarray(logits, np.float32))[None], [made])
+    values, ids = candidates(row, [made.params], widths(row, [made.params])[0])
     ids = range(values.shape[-1]) if ids is None else np.array(ids)[0].tolist()
     weights = np.exp(np.array(values)[0].astype(np.float64))
     return {token: weight / weights.sum() for token, weight in zip(ids, weights, strict=True) if weight > 0}
@@ -75,14 +77,29 @@ def test_frequencies_follow_the_probabilities(fields):
     logits = np.array([2.0, 1.0, 0.5, 0.0, -1.0, 1.5, -3.0, 0.2])
     wanted = probabilities(logits, request(temperature=1.3, **fields))
     count = 6000
-    drawn = draw(
-        mx.array(np.tile(logits, (count, 1)).astype(np.float32)),
-        [request(seed=seed, temperature=1.3, **fields) for seed in range(count)],
-    )
-    seen = np.bincount(np.array(drawn), minlength=8)
+    made = [request(seed=seed, temperature=1.3, **fields) for seed in range(count)]
+    seen = np.bincount(np.array(choose(mx.array(np.tile(logits, (count, 1)).astype(np.float32)), made)), minlength=8)
     assert set(np.flatnonzero(seen)) <= set(wanted)
     chi2 = sum((seen[token] - count * share) ** 2 / (count * share) for token, share in wanted.items())
     assert chi2 < 26  # 7 degrees of freedom: one in two thousand; seeds are fixed, so it always or never passes
+
+
+@pytest.mark.parametrize("spread", [5.0, 0.1])
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999])
+def test_the_nucleus_of_a_large_vocabulary_is_exact(spread, top_p):
+    """Against float64 numpy, where the first candidates hold the share and where they do not."""
+    logits = np.random.Generator(np.random.PCG64(5)).normal(0, spread, 6000).astype(np.float32)
+    made = request(temperature=1, top_p=top_p)
+    shares = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum()
+    order = np.argsort(-shares)
+    holds = shares[order[:NUCLEUS]].sum() > top_p + 1e-4
+    assert widths(mx.array(logits)[None], [made.params]) == [NUCLEUS if holds else 6000]
+    count = int(np.searchsorted(np.cumsum(shares[order]), top_p)) + 1
+    got = probabilities(logits, made)
+    assert abs(len(got) - count) <= 1  # the border itself may round either way
+    assert set(got) <= set(order[: count + 1].tolist())
+    scale = sum(shares[token] for token in got)
+    assert all(got[token] == pytest.approx(shares[token] / scale, rel=1e-4) for token in got)
 
 
 def test_a_draw_never_lands_on_a_dropped_token():
@@ -228,4 +245,4 @@ def test_any_temperature_and_float_type_gives_a_token(dtype, temperature):
 
 
 def test_greedy_rows_take_the_first_of_equals():
-    assert choose(mx.array([[1.0, 3, 3, 0], [2, 2, 2, 2]]), [request(), request()]) == [1, 0]
+    assert choose(mx.array([[1.0, 3, 3, 0], [2, 2, 2, 2]]), [request(), request()]).tolist() == [1, 0]
