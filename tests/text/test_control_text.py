@@ -1,5 +1,7 @@
 """Message content cannot forge control tokens, and costs nothing else."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,3 +154,13 @@ def test_lone_surrogates_are_replaced():
     assert tokenizer.decode(tokenizer.encode("a\ud83d b")) == "a\ufffd b"
     assert tokenizer.decode(tokenizer.encode("\ud83d\udc4b")) == "👋"
     assert "a\ufffd" in tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": "a\ud83d"}]))
+
+
+def test_threads_do_not_mix_the_special_token_switch():
+    """Encoding with special tokens on and off at once, on one shared tokenizer."""
+    tokenizer = chatml()
+    on, off = (tokenizer.encode("a<|im_end|>" * 20, parse_special=flag) for flag in (True, False))
+    with ThreadPoolExecutor(4) as pool:
+        flags = [True, False] * 300
+        found = pool.map(lambda flag: tokenizer.encode("a<|im_end|>" * 20, parse_special=flag), flags)
+        assert all(ids == (on if flag else off) for flag, ids in zip(flags, found, strict=True))

@@ -188,12 +188,25 @@ def test_assistant_turn_without_content_is_kept(turn):
     assert ChatTemplate(source).render(messages) == "user:hi|assistant:f|tool:5|user:hi|"
 
 
+def test_reasoning_that_may_be_none_says_nothing_about_content():
+    """Qwen 3's template asks whether reasoning_content is none and searches content, which must be a string."""
+    source = (
+        "{% for m in messages %}{% if m.reasoning_content is defined and m.reasoning_content is not none %}R"
+        "{% elif '</think>' in m.content %}T{% endif %}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
+    )
+    assert ChatTemplate(source).render(calls({})) == '{"name": "f", "arguments": {}}'
+
+
 def test_content_stays_none_where_the_template_asks_for_it():
+    """DeepSeek V3's template knows a tool call by its content being none, and joins its arguments to text."""
     source = (
         "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}"
-        "CALL{{ m.tool_calls|length }}{% endif %}{% endfor %}"
+        "{% set f = m['tool_calls'][0]['function'] %}CALL {{ f['name'] + f['arguments'] }}{% endif %}{% endfor %}"
     )
-    assert ChatTemplate(source).render([USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]) == "CALL1"
+    for content in (None, ""):
+        messages = [USER, {"role": "assistant", "content": content, "tool_calls": [CALL]}]
+        assert ChatTemplate(source).render(messages) == 'CALL f{"city": "Paris"}'
 
 
 def test_developer_is_system_unless_the_template_knows_it():

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 
 class SpecialSplit:
@@ -10,7 +11,12 @@ class SpecialSplit:
     def __init__(self, special: Mapping[str, int], always: Mapping[str, int]) -> None:
         """special: text -> id, matched on request; always: text -> id, matched in every text."""
         self._ids = {**special, **always}
-        self._all, self._always = _alternatives(self._ids), _alternatives(always)
+        self._always = _alternatives(always)
+
+    @cached_property
+    def _all(self) -> re.Pattern[str]:
+        # Some vocabularies have thousands of unused control tokens; this is made when it is first needed.
+        return _alternatives(self._ids)
 
     def split(self, text: str, parse_special: bool) -> Iterator[str | int]:
         """Ordinary stretches as text, special tokens as ids, in order."""

@@ -24,7 +24,6 @@ from umlm.text.messages import (
 
 _END = "\U0010fff0"  # stands at the end of a message that is to be continued; private use
 _PROBE = "umlmprobe"
-_NONE_CONTENT = re.compile(r"""content(?:['"]\]|\))?\s+is\s+(?:not\s+)?none""")
 _QUOTED = re.compile(r"""(?:role|ROLE)['"\]\s)]*(?:==|!=|in)\s*[\[(]?((?:\s*,?\s*(?:'[\w-]+'|"[\w-]+"))+)""")
 
 
@@ -102,7 +101,7 @@ class ChatTemplate:
         """The conversation as plain data in the form that this template expects. Raises ValueError."""
         habits = self._habits
         if isinstance(messages, Sequence) and any(map(_has_tool_calls, messages)):
-            habits = habits._replace(argument_text=self._argument_text)
+            habits = self._call_habits
         return Chat(normalize_messages(messages, habits), normalize_tools(tools), normalize_documents(documents))
 
     def fill(
@@ -172,14 +171,16 @@ class ChatTemplate:
             developer="developer" in named,
             parts=not self._shows([{"role": "user", "content": _PROBE}])
             and self._shows([{"role": "user", "content": parts}]),
-            none_content=bool(_NONE_CONTENT.search(everything)),
         )
 
     @cached_property
-    def _argument_text(self) -> bool:
-        """Whether tool-call arguments show only when they are text."""
-        as_object, as_text = (self._shows(_probe_call(value, self._habits)) for value in ({"x": _PROBE}, _PROBE))
-        return as_text and not as_object
+    def _call_habits(self) -> Habits:
+        """Habits with the first form of a tool call that the template writes: content empty or none, arguments as an
+        object or as text."""
+        for content, arguments in (("", {"x": _PROBE}), ("", _PROBE), (None, {"x": _PROBE}), (None, _PROBE)):
+            if self._shows(_probe_call(content, arguments)):
+                return self._habits._replace(none_content=content is None, argument_text=isinstance(arguments, str))
+        return self._habits
 
     def _shows(self, messages: list[dict[str, Any]]) -> bool:
         """Whether the template writes the probe when given these messages."""
@@ -189,9 +190,8 @@ class ChatTemplate:
             return False
 
 
-def _probe_call(arguments: Any, habits: Habits) -> list[dict[str, Any]]:
+def _probe_call(content: str | None, arguments: Any) -> list[dict[str, Any]]:
     call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    content = None if habits.none_content else ""
     return [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": content, "tool_calls": [call]},
