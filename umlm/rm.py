@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from umlm.command import command
+from umlm.command import Parser, command
 from umlm.weights.cache_folder import CachedModel, cache_folder, find_cached, remove_model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="umlm rm", description=__doc__)
+    parser = Parser("rm", __doc__)
     parser.add_argument("model", help="a name that `umlm list` shows")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     return command(parser, _run, argv)

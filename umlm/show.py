@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from umlm.command import command
+from umlm.command import Parser, command
 from umlm.weights.describe import Description, describe
 from umlm.weights.folder import open_checkpoint
 from umlm.weights.hub import DEFAULT_MODEL, resolve
@@ -15,7 +15,7 @@ from umlm.weights.hub import DEFAULT_MODEL, resolve
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="umlm show", description=__doc__)
+    parser = Parser("show", __doc__)
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="a path or a downloaded model")
     parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face repository")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
