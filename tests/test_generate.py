@@ -124,6 +124,13 @@ def test_logit_bias_by_token_id(generate: Generate) -> None:
     assert generate("--prompt", "Hello", "--logit-bias", "5=100", "--max-tokens", 3).out == "###\n"
 
 
+def test_max_tokens_none_goes_on_to_the_context_s_limit(generate: Generate, random_folder: Path) -> None:
+    ended = generate("--raw", "--prompt", "One", "--ignore-eos", "--max-tokens", "none", "--json", model=random_folder)
+    answer = json.loads(ended.out)["answers"][0]
+    assert (len(answer["token_ids"]), answer["finish_reason"]) == (63, "length")
+    assert "invalid int value: 'nine'" in generate("--max-tokens", "nine").err
+
+
 def test_a_seed_repeats_the_answer(generate: Generate, loose_folder: Path) -> None:
     flags = ("--prompt", "Hello", "--temperature", 1, "--max-tokens", 30, "--json")
     texts = [

@@ -191,7 +191,8 @@ def _words(hint: Any) -> str:
 def add_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup, cls: type) -> None:
     """Add one flag per option. A flag that is not given sets nothing, so other sources can come between.
 
-    Lists take the flag several times, mappings take KEY=VALUE several times, booleans have a --no- form.
+    Lists take the flag several times, mappings take KEY=VALUE several times, booleans have a --no- form, and numbers
+    that may be None take the word none.
     """
     for item in options_of(cls):
         common: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": _help(item)}
@@ -203,6 +204,7 @@ def add_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup, cls
         else:
             action = "append" if container is Sequence else "store"
             metavar = (item.rule.unit or kind.__name__).upper() if item.rule.choices is None else None
+            kind = _or_none(kind) if container is None and _is_optional(item.hint) else kind
             choices = item.rule.choices
             parser.add_argument(item.flag, action=action, type=kind, choices=choices, metavar=metavar, **common)
 
@@ -223,6 +225,20 @@ def _scalar(hint: Any) -> tuple[Any, type | None]:
         if issubclass(origin, Sequence) and origin is not str:
             return args[0], Sequence
     return parts[0], None
+
+
+def _is_optional(hint: Any) -> bool:
+    return _is_union(hint) and type(None) in typing.get_args(hint)
+
+
+def _or_none(kind: Any) -> Any:
+    """Parse a number, or the word none; for a text that word is a text."""
+
+    def parse(text: str) -> Any:
+        return None if text.lower() == "none" else kind(text)
+
+    parse.__name__ = kind.__name__  # argparse names it in its error
+    return kind if kind is str else parse
 
 
 def _pair(kind: Any) -> Any:
