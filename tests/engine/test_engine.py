@@ -81,6 +81,12 @@ def test_ignore_eos_and_min_tokens(engine_of):
     assert len(ids) >= 7
 
 
+def test_stop_strings_wait_for_min_tokens_too(engine_of):
+    engine = engine_of(follow({(1,): list(b"aENDbENDc")}))
+    text, _, last = run(engine, [1], stop="END", min_tokens=5)
+    assert (text, last.finish_reason, last.usage.completion_tokens) == ("aENDb", "stop", 8)
+
+
 def test_stop_token_ids_end_and_are_named(engine_of):
     engine = engine_of(follow({(1,): list(b"abc")}))
     text, ids, last = run(engine, [1], stop_token_ids=[ord("b")])

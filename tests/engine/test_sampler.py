@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from umlm.engine.draw import NUCLEUS, candidates, choose, uniform, widths
+from umlm.engine.draw import NUCLEUS, candidates, choose, invert, uniform, widths
 from umlm.engine.params import SamplingParams
 from umlm.engine.request import Request
 from umlm.engine.sampler import adjust, sample
@@ -102,6 +102,11 @@ def test_the_nucleus_of_a_large_vocabulary_is_exact(spread, top_p):
     assert all(got[token] == pytest.approx(shares[token] / scale, rel=1e-4) for token in got)
 
 
+def test_inverting_skips_dropped_places_at_both_ends():
+    values = mx.array([[-np.inf, 0.0, -np.inf, 0.0, -np.inf]] * 5)
+    assert invert(values, [0.0, 0.25, 0.5, 0.75, 1 - 2**-23]).tolist() == [1, 1, 3, 3, 3]
+
+
 def test_a_draw_never_lands_on_a_dropped_token():
     made = [request(seed=seed, temperature=1, top_p=0.3) for seed in range(500)]
     logits = np.full((500, 40), -5.0)
@@ -151,7 +156,9 @@ def test_repetition_penalty_sees_the_whole_context(place):
     context[-place] = 7
     logits = np.full(10, 0.5)
     logits[7] = -2
-    row = np.array(adjust(mx.array(logits)[None], [request(tokens=context, repetition_penalty=1.5)]))[0]
+    made = request(tokens=context, generated=[3], repetition_penalty=1.5)
+    row = np.array(adjust(mx.array(logits)[None], [made]))[0]
+    assert row[3] == pytest.approx(0.5 / 1.5)
     assert row[7] == pytest.approx(-3)
     assert row[1] == pytest.approx(0.5 / 1.5)
     assert row[2] == pytest.approx(0.5)

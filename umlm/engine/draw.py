@@ -31,10 +31,14 @@ def choose(logits: mx.array, requests: Sequence[Request]) -> mx.array:
 def draw(logits: mx.array, requests: Sequence[Request], width: int | None) -> mx.array:
     """Draw one token per row from what the filters keep: float32 [S, V] -> [S]. `width` as in `candidates`."""
     values, ids = candidates(logits, [request.params for request in requests], width)
-    total = mx.cumsum(mx.softmax(values, axis=-1, precise=True), axis=-1)
-    threshold = mx.array([uniform(request) for request in requests])[:, None] * total[:, -1:]
-    place = (total <= threshold).sum(axis=-1)
+    place = invert(values, [uniform(request) for request in requests])
     return place if ids is None else mx.take_along_axis(ids, place[:, None], axis=-1)[:, 0]
+
+
+def invert(values: mx.array, uniforms: Sequence[float]) -> mx.array:
+    """Where the cumulative distribution of softmax(values [S, C]) first exceeds each number of [0, 1): [S]."""
+    total = mx.cumsum(mx.softmax(values, axis=-1, precise=True), axis=-1)
+    return (total <= mx.array(uniforms)[:, None] * total[:, -1:]).sum(axis=-1)
 
 
 def uniform(request: Request) -> float:

@@ -80,7 +80,7 @@ class Request:
         self.counts[token] += 1
         if self.params.repetition_penalty != 1:
             self.seen.add(token)
-        if token in self.stop_ids and self.num_generated > self.params.min_tokens:
+        if token in self.stop_ids:
             self.finish_reason = "stop"
             self.stop_reason = token if token in (self.params.stop_token_ids or ()) else None
         elif len(self.tokens) >= self.max_length:
