@@ -35,7 +35,7 @@ def draw(logits: mx.array, requests: Sequence[Request], width: int | None) -> mx
     return place if ids is None else mx.take_along_axis(ids, place[:, None], axis=-1)[:, 0]
 
 
-def invert(values: mx.array, uniforms: Sequence[float]) -> mx.array:
+def invert(values: mx.array, uniforms: list[float]) -> mx.array:
     """Where the cumulative distribution of softmax(values [S, C]) first exceeds each number of [0, 1): [S]."""
     total = mx.cumsum(mx.softmax(values, axis=-1, precise=True), axis=-1)
     return (total <= mx.array(uniforms)[:, None] * total[:, -1:]).sum(axis=-1)
