@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
-from umlm.kernels.backends import op
+from umlm.kernels import cpu
+from umlm.kernels.backends import implement, op
 from umlm.kernels.gguf_blocks import dequantize_blocks
 from umlm.kernels.packed import Packed
 
@@ -26,6 +29,17 @@ def quantized_matmul(x: mx.array, packed: Packed) -> mx.array:
     step = max(1, SLICE_VALUES // packed.shape[-1])
     parts = [x @ _blocks(packed, slice(i, i + step), x.dtype).T for i in range(0, rows, step)]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+
+
+@implement(quantized_matmul, "cpu")
+def _cpu_quantized_matmul(x: mx.array, packed: Packed) -> Any:
+    form = packed.format
+    if form.mode == "gguf" or len(packed.shape) != 2:
+        return NotImplemented
+    assert cpu.extension is not None
+    return cpu.extension.quantized_matmul(
+        x, packed.weight, packed.scales, packed.biases, form.group_size, form.bits, form.mode
+    )
 
 
 @op

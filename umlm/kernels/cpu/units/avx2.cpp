@@ -1,0 +1,16 @@
+// Compiled with the flags of its instruction set; included headers may hold no code that other units share.
+#define UNIT avx2
+#include "core/kernels.h"
+#include "units/quantized_generic.h"
+
+namespace umlm {
+
+const Kernels& kernels_avx2() {
+  static constexpr Kernels table = {
+      "avx2",
+      avx2::quantized_kernels,
+  };
+  return table;
+}
+
+}  // namespace umlm

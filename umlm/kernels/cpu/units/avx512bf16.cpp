@@ -1,0 +1,16 @@
+// Compiled with AVX512 F/BW/VL/DQ/VNNI/BF16/VBMI; included headers may hold no code that other units share.
+#define UNIT avx512bf16
+#include "core/kernels.h"
+#include "units/quantized_avx512bf16.h"
+
+namespace umlm {
+
+const Kernels& kernels_avx512bf16() {
+  static constexpr Kernels table = {
+      "avx512bf16",
+      avx512bf16::quantized_kernels,
+  };
+  return table;
+}
+
+}  // namespace umlm

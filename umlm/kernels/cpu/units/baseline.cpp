@@ -1,0 +1,16 @@
+// Compiled with the flags of its instruction set; included headers may hold no code that other units share.
+#define UNIT baseline
+#include "core/kernels.h"
+#include "units/quantized_generic.h"
+
+namespace umlm {
+
+const Kernels& kernels_baseline() {
+  static constexpr Kernels table = {
+      "baseline",
+      baseline::quantized_kernels,
+  };
+  return table;
+}
+
+}  // namespace umlm
