@@ -1,6 +1,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "core/cpus.h"
+#include "core/isa.h"
 #include "core/kernels.h"
 #include "core/threads.h"
 #include "primitives/bind.h"
@@ -10,7 +13,11 @@ using namespace nanobind::literals;
 NB_MODULE(_ext, m) {
   m.doc() = "umlm's CPU kernels as lazy MLX operations";
   m.def("isa", [] { return std::string(umlm::kernels().name); }, "Name of the instruction set in use.");
+  m.def("isas", &umlm::isas, "Names of the instruction sets that this processor has kernels for, best first.");
+  m.def("set_isa", &umlm::set_isa, "name"_a, "Let another instruction set serve from now on.");
+  m.def("quota_cpus", &umlm::quota_cpus, "self"_a = umlm::kOwnGroups, "root"_a = umlm::kGroupRoot,
+        "Processors that the control groups' quotas are worth, rounded up; 0 without a quota.");
   m.def("num_threads", &umlm::num_threads, "Threads that kernels use.");
-  m.def("set_num_threads", &umlm::set_num_threads, "count"_a, "Set the threads that kernels use.");
+  m.def("set_num_threads", &umlm::set_num_threads, "count"_a, "Set the threads that kernels use; 0: what the process may use.");
   umlm::bind_quantized(m);
 }

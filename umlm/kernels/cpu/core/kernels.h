@@ -10,7 +10,7 @@ struct Kernels {
   QuantizedKernels quantized;
 };
 
-// The table of the best instruction set that this processor has, or the one that UMLM_ISA names.
+// The table of the best instruction set that this processor has, or the one that UMLM_ISA or set_isa (core/isa.h) names.
 const Kernels& kernels();
 
 }  // namespace umlm

@@ -1,17 +1,19 @@
 #include "core/threads.h"
 
-#include <sched.h>
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "core/cpus.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -20,8 +22,9 @@
 namespace umlm {
 namespace {
 
-// Rounds of polling before a thread sleeps: about 30 us, longer than the gap between two ops of a graph.
+// Rounds of polling before a thread sleeps: 30 to 70 us, longer than the gap between two ops of a graph.
 constexpr int kSpins = 1500;
+constexpr int kMaxThreads = 1024;
 
 void relax() {
 #if defined(__x86_64__)
@@ -31,48 +34,29 @@ void relax() {
 #endif
 }
 
-// CPUs that the scheduler lets this process use.
-int affinity_count() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    return std::max(1, CPU_COUNT(&set));
-  }
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-// CPUs that the control group's quota is worth, rounded up; a large number without one.
-int quota_count() {
-  constexpr int unlimited = 1 << 20;
-  if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-    char quota[32] = {};
-    double period = 0;
-    int read = std::fscanf(file, "%31s %lf", quota, &period);
-    std::fclose(file);
-    if (read == 2 && std::strcmp(quota, "max") != 0 && period > 0) {
-      return std::max(1, static_cast<int>(std::atof(quota) / period + 0.999));
-    }
-  }
-  return unlimited;
-}
-
 int allowed_threads() {
-  if (const char* text = std::getenv("UMLM_NUM_THREADS")) {
-    if (int count = std::atoi(text); count > 0) {
-      return count;
-    }
+  const char* text = std::getenv("UMLM_NUM_THREADS");
+  if (text == nullptr || *text == 0) {
+    return std::min(usable_cpus(), kMaxThreads);
   }
-  return std::min(affinity_count(), quota_count());
+  int count = 0;
+  const char* end = text + std::strlen(text);
+  auto [stop, error] = std::from_chars(text, end, count);
+  if (error != std::errc() || stop != end || count < 1 || count > kMaxThreads) {
+    throw std::invalid_argument("UMLM_NUM_THREADS='" + std::string(text) +
+                                "' is no number of threads: give one from 1 to 1024, or unset it");
+  }
+  return count;
 }
 
 struct Job {
-  void (*function)(void*, int64_t, int64_t);
+  Piece function;
   void* context;
   int64_t items;
   int64_t piece;
-  std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int64_t> next{0};
 
-  void run() {
+  void run() noexcept {
     for (;;) {
       int64_t begin = next.fetch_add(piece, std::memory_order_relaxed);
       if (begin >= items) {
@@ -85,26 +69,33 @@ struct Job {
 
 class Pool {
  public:
-  explicit Pool(int threads) : pid_(getpid()), threads_(threads) {
-    for (int i = 1; i < threads; ++i) {
-      workers_.emplace_back([this] { work(); });
+  explicit Pool(int threads) : asked_(threads) {
+    workers_.reserve(threads - 1);
+    try {
+      for (int i = 1; i < threads; ++i) {
+        workers_.emplace_back([this] { work(); });
+      }
+    } catch (const std::system_error&) {
+      // the system's limit is reached: those that could be started serve
     }
   }
 
   ~Pool() {
     stop_.store(true);
-    announce();
+    epoch_.fetch_add(1);
+    epoch_.notify_all();
     for (auto& worker : workers_) {
       worker.join();
     }
   }
 
-  int threads() const { return threads_; }
-  pid_t pid() const { return pid_; }
+  int asked() const { return asked_; }
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   void run(Job& job) {
+    const int64_t pieces = (job.items + job.piece - 1) / job.piece;
     job_.store(&job, std::memory_order_seq_cst);
-    announce();
+    announce(static_cast<int>(std::min<int64_t>(pieces - 1, threads())));
     job.run();
     // all pieces are taken: a thread that wakes now finds no job, and those that have one are waited for
     job_.store(nullptr, std::memory_order_seq_cst);
@@ -117,10 +108,12 @@ class Pool {
   }
 
  private:
-  void announce() {
+  // Threads that spin see the epoch; of those that sleep, as many are woken as can be of use.
+  void announce(int useful) {
     epoch_.fetch_add(1, std::memory_order_seq_cst);
-    if (sleeping_.load(std::memory_order_seq_cst) > 0) {
-      epoch_.notify_all();
+    const int sleeping = sleeping_.load(std::memory_order_seq_cst);
+    for (int i = 0; i < std::min(useful, sleeping); ++i) {
+      epoch_.notify_one();
     }
   }
 
@@ -155,27 +148,35 @@ class Pool {
     return epoch_.load(std::memory_order_acquire);
   }
 
-  pid_t pid_;
-  int threads_;
+  const int asked_;
   std::vector<std::thread> workers_;
-  std::atomic<Job*> job_{nullptr};
-  std::atomic<uint32_t> epoch_{0};
-  std::atomic<int> busy_{0};
-  std::atomic<int> sleeping_{0};
+  // on lines of their own: many threads poll one and write the other
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  alignas(64) std::atomic<Job*> job_{nullptr};
+  alignas(64) std::atomic<int> busy_{0};
+  alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
 };
 
-std::mutex mutex;
-int wanted = 0;
-Pool* pool = nullptr;
+std::atomic<int> wanted{0};
+std::atomic<bool> taken{false};  // whoever sets it has the pool
+Pool* pool = nullptr;            // never deleted at exit, where other threads may still compute
 
-// The pool, made anew in a forked child, where the parent's threads do not exist.
-Pool& current_pool() {
-  int count = wanted > 0 ? wanted : allowed_threads();
-  if (pool != nullptr && pool->pid() != getpid()) {
-    pool = nullptr;  // abandoned: joining the parent's threads would hang
-  }
-  if (pool != nullptr && wanted > 0 && pool->threads() != count) {
+int count_threads() {
+  static const int allowed = allowed_threads();
+  const int count = wanted.load(std::memory_order_relaxed);
+  return count > 0 ? count : allowed;
+}
+
+// A forked child has none of the parent's threads, and perhaps a copy of a pool in use: it makes its own.
+void forget_pool() {
+  pool = nullptr;
+  taken.store(false);
+}
+
+Pool& current_pool(int count) {
+  [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
+  if (pool != nullptr && pool->asked() != count) {
     delete pool;
     pool = nullptr;
   }
@@ -185,42 +186,51 @@ Pool& current_pool() {
   return *pool;
 }
 
+class Turn {
+ public:
+  Turn() : mine_(!taken.exchange(true, std::memory_order_acquire)) {}
+  ~Turn() {
+    if (mine_) taken.store(false, std::memory_order_release);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  explicit operator bool() const { return mine_; }
+
+ private:
+  bool mine_;
+};
+
 }  // namespace
 
-int num_threads() {
-  std::lock_guard lock(mutex);
-  return current_pool().threads();
-}
+int num_threads() { return count_threads(); }
 
 void set_num_threads(int count) {
-  std::lock_guard lock(mutex);
-  wanted = count > 0 ? count : allowed_threads();
+  if (count < 0 || count > kMaxThreads) {
+    throw std::invalid_argument("the number of threads must be from 1 to 1024, or 0 for what the process may use, not " +
+                                std::to_string(count));
+  }
+  wanted.store(count, std::memory_order_relaxed);
 }
 
-void parallel_for(int64_t items, int64_t grain, void (*function)(void*, int64_t, int64_t), void* context) {
+void parallel_for(int64_t items, int64_t grain, Piece function, void* context) {
   if (items <= 0) {
     return;
   }
   grain = std::max<int64_t>(1, grain);
-  std::unique_lock lock(mutex, std::try_to_lock);
-  // another stream's loop holds the pool, or there is too little to share
-  if (!lock.owns_lock() || items <= grain) {
+  const int count = count_threads();
+  if (count == 1 || items <= grain) {
     function(context, 0, items);
     return;
   }
-  Pool& threads = current_pool();
-  if (threads.threads() == 1) {
+  Turn turn;
+  if (!turn) {
     function(context, 0, items);
     return;
   }
   // a few pieces a thread, so that one that is held up does not hold up all
-  int64_t share = (items + threads.threads() * 4 - 1) / (threads.threads() * 4);
-  Job job;
-  job.function = function;
-  job.context = context;
-  job.items = items;
-  job.piece = (std::max(share, grain) + grain - 1) / grain * grain;
-  threads.run(job);
+  const int64_t share = (items + count * 4 - 1) / (count * 4);
+  Job job{function, context, items, (std::max(share, grain) + grain - 1) / grain * grain};
+  current_pool(count).run(job);
 }
 
 }  // namespace umlm
