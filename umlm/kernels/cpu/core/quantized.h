@@ -56,9 +56,6 @@ struct QuantizedKernels {
                              int64_t end);
   // out[k] = W[n, k] in float32
   void (*dequantize_row)(const QuantizedMatrix& w, int64_t n, float* out);
-  // float32 to and from another dtype
-  void (*narrow)(const float* values, int64_t count, void* out, Type type);
-  void (*widen)(const void* values, Type type, int64_t count, float* out);
 };
 
 }  // namespace umlm

@@ -1,6 +1,10 @@
 // Compiled with the flags of its instruction set; included headers may hold no code that other units share.
 #define UNIT avx2
 #include "core/kernels.h"
+#include "units/lanes.h"
+#include "units/math.h"
+#include "units/rows_generic.h"
+#include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 
 namespace umlm {
