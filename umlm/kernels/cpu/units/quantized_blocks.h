@@ -3,6 +3,8 @@
 
 namespace umlm::UNIT {
 
+// e2m1, doubled so that they are whole
+inline constexpr float kE2M1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.f, -1, -2, -3, -4, -6, -8, -12};
 inline constexpr float kIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 struct BlockShape {
@@ -92,7 +94,7 @@ inline int iq4_xs_scale(const uint8_t* block, int g) {
   return ((block[4 + g / 2] >> (g % 2 * 4) & 15) | (load16(block + 2) >> (2 * g) & 3) << 4) - 32;
 }
 
-// Half of 2^(code - 127), for MXFP4 with doubled values.
+// Half of 2^(code - 127), for MXFP4, whose table is doubled.
 inline float half_e8m0(uint8_t code) { return bits_to_float(code < 2 ? 0x00200000u << code : uint32_t(code - 1) << 23); }
 
 inline void decode_q2_k(const uint8_t* __restrict block, float* __restrict out) {
@@ -175,8 +177,7 @@ inline void decode_block(Layout layout, const uint8_t* __restrict block, float* 
       for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(static_cast<int8_t>(block[2 + i]));
       return;
     case Layout::ggml_iq4_nl: return halves_of(kIQ4, block + 2, d, out);
-    // the codes' values, doubled
-    case Layout::ggml_mxfp4: return halves_of(kE2M1, block + 1, 2 * half_e8m0(block[0]), out);
+    case Layout::ggml_mxfp4: return halves_of(kE2M1Doubled, block + 1, half_e8m0(block[0]), out);
     case Layout::ggml_q2_k: return decode_q2_k(block, out);
     case Layout::ggml_q3_k: return decode_q3_k(block, out);
     case Layout::ggml_q4_k: return decode_q4_k(block, out);
