@@ -58,7 +58,9 @@ def implement(operation: Function, backend: str) -> Callable[[Function], Functio
 def report() -> dict[str, str]:
     """Say which backend serves each op, and why where it is not the compiled one: {op name: backend}."""
     reason = f" ({cpu.why_not})" if cpu.extension is None and _on_cpu() else ""
-    return {name: _backend(name) + (reason if _backend(name) == "reference" else "") for name in sorted(_implementations)}
+    return {
+        name: _backend(name) + (reason if _backend(name) == "reference" else "") for name in sorted(_implementations)
+    }
 
 
 def _choose(name: str) -> Callable[..., Any]:
