@@ -2,7 +2,7 @@
 
 from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
 from umlm.kernels.attention import attention
-from umlm.kernels.backends import report
+from umlm.kernels.backends import check_settings, report
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
@@ -17,6 +17,7 @@ __all__ = [
     "Packed",
     "activation",
     "attention",
+    "check_settings",
     "dequantize",
     "embedding",
     "gated_activation",
