@@ -6,6 +6,7 @@
 #include <string>
 
 #include "mlx/primitives.h"
+#include "mlx/transforms.h"
 #include "primitives/arrays.h"
 
 namespace umlm {
@@ -16,7 +17,7 @@ class RowMajor {
   explicit RowMajor(const mx::array& array)
       : base_(array.size() == 0 ? nullptr : reinterpret_cast<const uint8_t*>(array.data<uint8_t>())) {
     if (!array.flags().row_contiguous && base_ != nullptr) {
-      copy_ = std::make_shared<Copy>(Copy{array.shape(), array.strides(), array.itemsize(), array.nbytes()});
+      copy_ = std::make_shared<Copy>(array);
     }
   }
 
@@ -33,6 +34,9 @@ class RowMajor {
     mx::Strides strides;
     size_t item;
     Scratch bytes;
+
+    explicit Copy(const mx::array& array)
+        : shape(array.shape()), strides(array.strides()), item(array.itemsize()), bytes(array.nbytes()) {}
 
     void fill(const uint8_t* base) {
       uint8_t* to = bytes.data();

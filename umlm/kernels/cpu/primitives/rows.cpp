@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "core/threads.h"
-#include "mlx/transforms.h"
 #include "primitives/bind.h"
 #include "primitives/row_major.h"
 

@@ -4,6 +4,8 @@
 #include "units/lanes.h"
 #include "units/math.h"
 #include "units/rows_generic.h"
+#include "units/dense_generic.h"
+#include "units/sampling_generic.h"
 #include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 
@@ -13,6 +15,9 @@ const Kernels& kernels_avx2() {
   static constexpr Kernels table = {
       "avx2",
       avx2::quantized_kernels,
+      avx2::row_kernels,
+      avx2::dense_kernels,
+      avx2::sampling_kernels,
   };
   return table;
 }

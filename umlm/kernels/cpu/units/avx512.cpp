@@ -4,6 +4,8 @@
 #include "units/lanes.h"
 #include "units/math.h"
 #include "units/rows_generic.h"
+#include "units/dense_generic.h"
+#include "units/sampling_generic.h"
 #include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 
@@ -13,6 +15,9 @@ const Kernels& kernels_avx512() {
   static constexpr Kernels table = {
       "avx512",
       avx512::quantized_kernels,
+      avx512::row_kernels,
+      avx512::dense_kernels,
+      avx512::sampling_kernels,
   };
   return table;
 }

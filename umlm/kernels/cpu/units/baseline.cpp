@@ -4,6 +4,8 @@
 #include "units/lanes.h"
 #include "units/math.h"
 #include "units/rows_generic.h"
+#include "units/dense_generic.h"
+#include "units/sampling_generic.h"
 #include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 
@@ -13,6 +15,9 @@ const Kernels& kernels_baseline() {
   static constexpr Kernels table = {
       "baseline",
       baseline::quantized_kernels,
+      baseline::row_kernels,
+      baseline::dense_kernels,
+      baseline::sampling_kernels,
   };
   return table;
 }
