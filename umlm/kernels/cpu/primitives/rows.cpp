@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "core/threads.h"
+#include "primitives/activation.h"
 #include "primitives/bind.h"
 #include "primitives/row_major.h"
 
@@ -76,15 +77,6 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
     inputs.push_back(*weight);
   }
   return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(mx::to_stream(s), eps, offset), inputs);
-}
-
-Activation activation_of(const std::string& name) {
-  if (name == "silu" || name == "swish") return Activation::silu;
-  if (name == "gelu") return Activation::gelu;
-  if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::gelu_tanh;
-  if (name == "relu") return Activation::relu;
-  if (name == "relu2") return Activation::relu2;
-  throw std::invalid_argument("no kernel for the activation " + name);
 }
 
 // f(x) of float32 x in MLX's operations, for gradients.
