@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import mlx.core as mx
@@ -25,15 +24,6 @@ AFFINE = [Format("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group
 SMALL_FLOATS = [Format("mxfp4", 4, 32), Format("mxfp8", 8, 32), Format("nvfp4", 4, 16)]
 GGUF = [Format("gguf", 0, BLOCKS[kind][0], kind) for kind in sorted(CPU_BLOCKS)]
 every_format = pytest.mark.parametrize("form", [*AFFINE, *SMALL_FLOATS, *GGUF], ids=str)
-
-
-@pytest.fixture(params=extension.isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set of this processor in turn."""
-    before = extension.isa()
-    extension.set_isa(request.param)
-    yield request.param
-    extension.set_isa(before)
 
 
 def unit(form: Format) -> int:
