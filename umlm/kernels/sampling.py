@@ -52,7 +52,7 @@ class Chosen(NamedTuple):
 
 @op
 def sample_rows(logits: mx.array, draws: Sequence[Draw | None]) -> Chosen:
-    """One token per row of logits [S, V] of any float type: the likeliest where `draws` has None, else a draw.
+    """One token per row of logits [S, V] of any float type: the likeliest where `draws` has None, else a draw; S >= 1.
 
     Order: temperature, top_k, top_p, min_p, draw; each filter sees the renormalized distribution that the one before
     it left, and the likeliest token always stays. The draw goes from token 0 on without top_k and top_p, else from the
@@ -69,8 +69,6 @@ def sample_rows(logits: mx.array, draws: Sequence[Draw | None]) -> Chosen:
 
 @implement(sample_rows, "cpu")
 def _cpu_sample_rows(logits: mx.array, draws: Sequence[Draw | None]) -> Any:
-    if not draws:
-        return NotImplemented
     assert cpu.extension is not None
     likeliest = Draw(0.0, 0, 1.0, 0.0, 0.0)
     return Chosen(*cpu.extension.sample_rows(logits, [draw or likeliest for draw in draws]))

@@ -16,11 +16,11 @@ inline constexpr Words32 kNibblesLess8 = integers(-8, 16), kIQ4Values = lookup(k
 inline constexpr Words32 kSmallDoubled = lookup(kE2M1Doubled);
 
 // Groups of 32 nibbles in 16 bytes, the first 16 values in the low ones: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4.
-struct Halves {
+struct SplitNibbles {
   static constexpr int kValues = 128, kVectors = 4;
   __m512i values;
   int64_t stride, begin, jump;  // between groups; to the first group; more, at every second step
-  explicit Halves(const QuantizedMatrix& w) : values(kNibbles) {
+  explicit SplitNibbles(const QuantizedMatrix& w) : values(kNibbles) {
     const BlockShape shape = block_shape(w.layout);
     stride = shape.bytes, begin = shape.bytes - 16, jump = 0;
     if (w.layout == Layout::ggml_q4_0) values = kNibblesLess8;
@@ -52,13 +52,13 @@ inline constexpr Bytes64 kFifthLow = fifth_bytes(0), kFifthHigh = fifth_bytes(2)
 inline constexpr Words32 kFiveBits = integers(0, 32), kFiveBitsLess16 = integers(-16, 32);
 
 // The same with fifth bits in four bytes: Q5_0, Q5_1.
-struct HalvesOfFive {
+struct SplitFives {
   static constexpr int kValues = 128, kVectors = 4;
   __m512i values;
   int64_t stride;
-  explicit HalvesOfFive(const QuantizedMatrix& w)
+  explicit SplitFives(const QuantizedMatrix& w)
       : values(w.layout == Layout::ggml_q5_0 ? kFiveBitsLess16 : kFiveBits), stride(block_shape(w.layout).bytes) {}
-  static constexpr int source(int vector, int word) { return Halves::source(vector, word); }
+  static constexpr int source(int vector, int word) { return SplitNibbles::source(vector, word); }
   static __m512i join(__m512i nibbles, __m512i fifth, __m512i index) {
     const __m512i bits = _mm512_set1_epi64(static_cast<long long>(0x8040201008040201ull));
     __mmask64 set = _mm512_test_epi8_mask(_mm512_permutexvar_epi8(index, fifth), bits);

@@ -18,9 +18,9 @@ auto with_policy(const QuantizedMatrix& w, Visit&& visit) {
     case Layout::ggml_q4_1:
     case Layout::ggml_iq4_nl:
     case Layout::ggml_iq4_xs:
-    case Layout::ggml_mxfp4: return visit(static_cast<Halves*>(nullptr));
+    case Layout::ggml_mxfp4: return visit(static_cast<SplitNibbles*>(nullptr));
     case Layout::ggml_q5_0:
-    case Layout::ggml_q5_1: return visit(static_cast<HalvesOfFive*>(nullptr));
+    case Layout::ggml_q5_1: return visit(static_cast<SplitFives*>(nullptr));
     case Layout::ggml_q8_0: return visit(static_cast<Q8Blocks*>(nullptr));
     case Layout::ggml_q2_k: return visit(static_cast<KBlocks<Q2K>*>(nullptr));
     case Layout::ggml_q3_k: return visit(static_cast<KBlocks<Q3K>*>(nullptr));
