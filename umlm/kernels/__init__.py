@@ -6,7 +6,7 @@ from umlm.kernels.backends import report
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
-from umlm.kernels.paged_attention import paged_attention, write_pages
+from umlm.kernels.paged_attention import PageTable, paged_attention, write_pages
 from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
 from umlm.kernels.rope import rope
 
@@ -14,6 +14,7 @@ __all__ = [
     "ACTIVATIONS",
     "Format",
     "Packed",
+    "PageTable",
     "activation",
     "attention",
     "dequantize",
