@@ -9,6 +9,7 @@ from umlm.kernels.packed import Format, Packed
 from umlm.kernels.paged_attention import paged_attention, write_pages
 from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
 from umlm.kernels.rope import rope
+from umlm.kernels.sampling import sample_rows
 
 __all__ = [
     "ACTIVATIONS",
@@ -26,5 +27,6 @@ __all__ = [
     "report",
     "rms_norm",
     "rope",
+    "sample_rows",
     "write_pages",
 ]

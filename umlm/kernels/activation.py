@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
-from umlm.kernels.backends import op
+from umlm.kernels import cpu
+from umlm.kernels.backends import implement, op
 
 
 def _silu(x: mx.array) -> mx.array:
@@ -47,7 +49,21 @@ def activation(x: mx.array, name: str) -> mx.array:
     return ACTIVATIONS[name](x.astype(mx.float32)).astype(x.dtype)
 
 
+@implement(activation, "cpu")
+def _cpu_activation(x: mx.array, name: str) -> Any:
+    assert cpu.extension is not None
+    return cpu.extension.activate(x, None, name)
+
+
 @op
 def gated_activation(gate: mx.array, up: mx.array, name: str) -> mx.array:
     """f(gate) * up elementwise (arXiv:2002.05202), in gate's dtype; computed in float32."""
     return (ACTIVATIONS[name](gate.astype(mx.float32)) * up.astype(mx.float32)).astype(gate.dtype)
+
+
+@implement(gated_activation, "cpu")
+def _cpu_gated_activation(gate: mx.array, up: mx.array, name: str) -> Any:
+    if gate.shape != up.shape:
+        return NotImplemented
+    assert cpu.extension is not None
+    return cpu.extension.activate(gate, up, name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
-from umlm.kernels.backends import op
+from umlm.kernels import cpu
+from umlm.kernels.backends import implement, op
 
 
 @op
@@ -15,3 +18,11 @@ def matmul(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.ar
     """
     y = x @ weight.astype(x.dtype).T
     return y if bias is None else y + bias.astype(x.dtype)
+
+
+@implement(matmul, "cpu")
+def _cpu_matmul(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> Any:
+    if weight.ndim != 2:
+        return NotImplemented
+    assert cpu.extension is not None
+    return cpu.extension.matmul(x, weight, bias)

@@ -28,4 +28,4 @@ class UnitOffsetRMSNorm(RMSNorm):
         self.weight = mx.zeros((size,))
 
     def __call__(self, x: mx.array) -> mx.array:
-        return kernels.rms_norm(x, 1 + self.weight.astype(mx.float32), self.eps)
+        return kernels.rms_norm(x, self.weight, self.eps, offset=1)

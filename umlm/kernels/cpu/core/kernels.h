@@ -1,13 +1,19 @@
 // The kernels: plain functions on raw pointers, free of MLX; one table of tables per instruction set.
 #pragma once
 
+#include "core/dense.h"
 #include "core/quantized.h"
+#include "core/rows.h"
+#include "core/sampling.h"
 
 namespace umlm {
 
 struct Kernels {
   const char* name;
   QuantizedKernels quantized;
+  RowKernels rows;
+  DenseKernels dense;
+  SamplingKernels sampling;
 };
 
 // The table of the best instruction set that this processor has, or the one that UMLM_ISA or set_isa (core/isa.h) names.

@@ -1,6 +1,11 @@
 // Compiled with the flags of its instruction set; included headers may hold no code that other units share.
 #define UNIT avx2
 #include "core/kernels.h"
+#include "units/lanes.h"
+#include "units/math.h"
+#include "units/rows_generic.h"
+#include "units/dense_generic.h"
+#include "units/sampling_generic.h"
 #include "units/quantized_generic.h"
 
 namespace umlm {
@@ -9,6 +14,9 @@ const Kernels& kernels_avx2() {
   static constexpr Kernels table = {
       "avx2",
       avx2::quantized_kernels,
+      avx2::row_kernels,
+      avx2::dense_kernels,
+      avx2::sampling_kernels,
   };
   return table;
 }

@@ -1,6 +1,11 @@
 // Compiled with the flags of its instruction set; included headers may hold no code that other units share.
 #define UNIT avx512
 #include "core/kernels.h"
+#include "units/lanes.h"
+#include "units/math.h"
+#include "units/rows_generic.h"
+#include "units/dense_generic.h"
+#include "units/sampling_generic.h"
 #include "units/quantized_generic.h"
 
 namespace umlm {
@@ -9,6 +14,9 @@ const Kernels& kernels_avx512() {
   static constexpr Kernels table = {
       "avx512",
       avx512::quantized_kernels,
+      avx512::row_kernels,
+      avx512::dense_kernels,
+      avx512::sampling_kernels,
   };
   return table;
 }

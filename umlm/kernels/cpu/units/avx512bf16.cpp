@@ -1,6 +1,11 @@
 // Compiled with AVX512 F/BW/VL/DQ/VNNI/BF16/VBMI; included headers may hold no code that other units share.
 #define UNIT avx512bf16
 #include "core/kernels.h"
+#include "units/lanes.h"
+#include "units/math.h"
+#include "units/rows_generic.h"
+#include "units/dense_generic.h"
+#include "units/sampling_generic.h"
 #include "units/quantized_avx512bf16.h"
 
 namespace umlm {
@@ -9,6 +14,9 @@ const Kernels& kernels_avx512bf16() {
   static constexpr Kernels table = {
       "avx512bf16",
       avx512bf16::quantized_kernels,
+      avx512bf16::row_kernels,
+      avx512bf16::dense_kernels,
+      avx512bf16::sampling_kernels,
   };
   return table;
 }

@@ -1,6 +1,11 @@
 // Compiled with the flags of its instruction set; included headers may hold no code that other units share.
 #define UNIT baseline
 #include "core/kernels.h"
+#include "units/lanes.h"
+#include "units/math.h"
+#include "units/rows_generic.h"
+#include "units/dense_generic.h"
+#include "units/sampling_generic.h"
 #include "units/quantized_generic.h"
 
 namespace umlm {
@@ -9,6 +14,9 @@ const Kernels& kernels_baseline() {
   static constexpr Kernels table = {
       "baseline",
       baseline::quantized_kernels,
+      baseline::row_kernels,
+      baseline::dense_kernels,
+      baseline::sampling_kernels,
   };
   return table;
 }
