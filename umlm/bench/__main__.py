@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from umlm.bench import main
+from umlm.bench.verb import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,9 +12,10 @@ import sys
 import time
 from typing import Any
 
+import mlx.core as mx
+
 
 def main() -> None:
-    import mlx.core as mx
     from mlx_lm import load
     from mlx_lm.models.cache import make_prompt_cache
 
