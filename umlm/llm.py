@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 import mlx.core as mx
 import numpy as np
 
+from umlm import kernels
 from umlm.cache.budget import PagePlan, plan_pages
 from umlm.cache.pool import PagePool
 from umlm.cache.store import PageStore
@@ -60,6 +61,7 @@ def load(
     options   fields of EngineSettings: context, max_requests, memory_fraction, ...
     Raises FileNotFoundError, ValueError or OSError with one line that says what to do.
     """
+    kernels.check_settings()
     limits = _with(settings or EngineSettings(), options)
     path = resolve(model, revision=revision, progress=progress)
     thread, cancelled = EngineThread(), threading.Event()

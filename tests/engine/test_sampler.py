@@ -7,10 +7,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from umlm.engine.draw import NUCLEUS, candidates, choose, invert, uniform, widths
+from umlm.engine.draw import choose, uniform
 from umlm.engine.params import SamplingParams
 from umlm.engine.request import Request
 from umlm.engine.sampler import adjust, sample
+from umlm.kernels.sampling import NUCLEUS, candidates, invert, widths
 
 CASES = json.loads(Path(__file__).with_name("sampling_cases.json").read_text())
 
@@ -78,7 +79,9 @@ def test_frequencies_follow_the_probabilities(fields):
     wanted = probabilities(logits, request(temperature=1.3, **fields))
     count = 6000
     made = [request(seed=seed, temperature=1.3, **fields) for seed in range(count)]
-    seen = np.bincount(np.array(choose(mx.array(np.tile(logits, (count, 1)).astype(np.float32)), made)), minlength=8)
+    seen = np.bincount(
+        np.array(choose(mx.array(np.tile(logits, (count, 1)).astype(np.float32)), made).tokens), minlength=8
+    )
     assert set(np.flatnonzero(seen)) <= set(wanted)
     chi2 = sum((seen[token] - count * share) ** 2 / (count * share) for token, share in wanted.items())
     assert chi2 < 26  # 7 degrees of freedom: one in two thousand; seeds are fixed, so it always or never passes
@@ -252,4 +255,4 @@ def test_any_temperature_and_float_type_gives_a_token(dtype, temperature):
 
 
 def test_greedy_rows_take_the_first_of_equals():
-    assert choose(mx.array([[1.0, 3, 3, 0], [2, 2, 2, 2]]), [request(), request()]).tolist() == [1, 0]
+    assert choose(mx.array([[1.0, 3, 3, 0], [2, 2, 2, 2]]), [request(), request()]).tokens.tolist() == [1, 0]

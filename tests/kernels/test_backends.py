@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import mlx.core as mx
 import pytest
 
 from umlm import kernels
@@ -38,7 +39,12 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(value: str) -> None:
     assert last == (f"ValueError: UMLM_KERNELS={value!r} is no backend; use one of: reference, cpu, metal, or unset it")
 
 
-def test_a_backend_that_an_op_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_backend_serves_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMLM_KERNELS", "reference")
+    assert set(kernels.report().values()) == {"reference"}
     monkeypatch.setenv("UMLM_KERNELS", "metal")
-    with pytest.raises(ValueError, match=r"UMLM_KERNELS='metal': the op .* has no such backend; unset UMLM_KERNELS"):
-        kernels.report()
+    if mx.metal.is_available():
+        assert set(kernels.report().values()) <= {"metal", "reference"}
+    else:
+        with pytest.raises(ValueError, match="UMLM_KERNELS='metal': this machine has no Metal device"):
+            kernels.report()

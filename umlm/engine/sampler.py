@@ -1,7 +1,7 @@
 """From logits to tokens: one order, whatever mix of requests is in the batch.
 
 logit_bias and the mask of min_tokens -> repetition, presence and frequency penalties -> temperature -> top_k ->
-top_p -> min_p -> one draw. The first two are here, the rest is in draw.py.
+top_p -> min_p -> one draw. The first two are here, the rest is in kernels/sampling.py.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ def sample(logits: mx.array, requests: Sequence[Request]) -> list[Sample]:
 
     A row with NaN, +Inf or nothing above -Inf gives an error for its request alone.
     """
-    logits = logits.astype(mx.float32)
-    usable = ~mx.isnan(logits.sum(axis=-1)) & mx.isfinite(logits.max(axis=-1))
-    chosen = choose(adjust(logits, requests), requests)
+    chosen, usable = choose(adjust(logits, requests), requests)
     mx.eval(chosen, usable)  # together: each evaluation waits for the device once
     tokens = np.asarray(chosen).tolist()
     reports = _logprobs(logits, tokens, requests)
@@ -55,11 +53,12 @@ def sample(logits: mx.array, requests: Sequence[Request]) -> list[Sample]:
 
 
 def adjust(logits: mx.array, requests: Sequence[Request]) -> mx.array:
-    """Bias, mask and penalties: float32 [S, V] -> [S, V]; rows without any are left as they are."""
-    rows = {place: _adjust_row(logits[place], request) for place, request in enumerate(requests) if _adjusts(request)}
+    """Bias, mask and penalties in float32: [S, V] -> [S, V]; without any the logits are left as they are."""
+    wide = logits.astype(mx.float32)
+    rows = {place: _adjust_row(wide[place], request) for place, request in enumerate(requests) if _adjusts(request)}
     if not rows:
         return logits
-    return mx.stack([rows.get(place, logits[place]) for place in range(len(requests))])
+    return mx.stack([rows.get(place, wide[place]) for place in range(len(requests))])
 
 
 def _adjusts(request: Request) -> bool:
@@ -93,11 +92,11 @@ def _floats(values: Collection[float]) -> mx.array:
 
 
 def _logprobs(logits: mx.array, tokens: Sequence[int], requests: Sequence[Request]) -> list[TokenLogprobs | None]:
-    """Log-probabilities for the rows whose requests want them, from unmodified logits float32 [S, V]."""
+    """Log-probabilities for the rows whose requests want them, from unmodified logits [S, V]."""
     reports: list[TokenLogprobs | None] = [None] * len(requests)
     for place, request in enumerate(requests):
         if request.params.logprobs is not None:
-            reports[place] = _report(logits[place], tokens[place], request.params.logprobs)
+            reports[place] = _report(logits[place].astype(mx.float32), tokens[place], request.params.logprobs)
     return reports
 
 

@@ -2,13 +2,14 @@
 
 from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
 from umlm.kernels.attention import attention
-from umlm.kernels.backends import report
+from umlm.kernels.backends import check_settings, report
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
 from umlm.kernels.paged_attention import PageTable, paged_attention, write_pages
 from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
 from umlm.kernels.rope import rope
+from umlm.kernels.sampling import sample_rows
 
 __all__ = [
     "ACTIVATIONS",
@@ -17,6 +18,7 @@ __all__ = [
     "PageTable",
     "activation",
     "attention",
+    "check_settings",
     "dequantize",
     "embedding",
     "gated_activation",
@@ -26,5 +28,6 @@ __all__ = [
     "report",
     "rms_norm",
     "rope",
+    "sample_rows",
     "write_pages",
 ]

@@ -5,15 +5,40 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import sys
 from types import ModuleType
 
-import mlx.core as mx  # noqa: F401  (the extension links the library that this import loads)
+import mlx.core as mx
 
-extension: ModuleType | None
-try:
-    from umlm.kernels.cpu import _ext as extension
-except ImportError as error:
-    extension = None
-    why_not = f"the compiled CPU kernels cannot be loaded ({error}); install a C++ compiler and reinstall umlm"
-else:
-    why_not = ""
+MADE_FOR = "0.32.4"  # the release of mlx whose headers and library the extension is built with
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """The extension, or None and the reason."""
+    if sys.platform != "linux":
+        return None, f"there are no CPU kernels for {sys.platform}"
+    present = mx.__version__  # type: ignore[attr-defined]
+    if present != MADE_FOR:
+        return None, f"the CPU kernels need mlx {MADE_FOR}, not {present}: pip install 'mlx[cpu]=={MADE_FOR}'"
+    try:
+        found = importlib.import_module(f"{__name__}._ext")
+    except ModuleNotFoundError:
+        return None, "the CPU kernels were not compiled: install a C++20 compiler and reinstall umlm"
+    except ImportError as error:
+        return None, f"the compiled CPU kernels do not load ({error}): reinstall umlm"
+    if not found.isas():
+        return None, "this processor lacks instructions that every CPU kernel needs"
+    return found, ""
+
+
+extension, why_not = _load()
+
+
+@functools.cache
+def check_settings() -> None:
+    """Raise ValueError where UMLM_ISA or UMLM_NUM_THREADS cannot be obeyed."""
+    if extension is not None:
+        extension.isa()
+        extension.num_threads()

@@ -1,0 +1,1 @@
+"""Being here makes this folder importable from the tests below it: float64."""
