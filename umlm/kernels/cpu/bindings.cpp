@@ -22,6 +22,7 @@ NB_MODULE(_ext, m) {
   umlm::bind_attention(m);
   umlm::bind_dense(m);
   umlm::bind_halves(m);
+  umlm::bind_attention_half(m);
   umlm::bind_quantized(m);
   umlm::bind_rope(m);
   umlm::bind_rows(m);
