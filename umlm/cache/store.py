@@ -58,6 +58,15 @@ class PagedState:
     def __init__(self, store: PageStore, layer: int, batch: Batch, table: kernels.PageTable) -> None:
         self.store, self.layer, self.batch, self.table = store, layer, batch, table
         self.positions, self.lengths = batch.positions, batch.lengths
+        self.pages: kernels.Pages | None = kernels.Pages(
+            store.keys[layer],
+            store.values[layer],
+            batch.positions,
+            batch.lengths,
+            batch.slots,
+            table,
+            store.page_size,
+        )
 
     def attend(
         self,

@@ -3,6 +3,7 @@
 from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
 from umlm.kernels.attention import attention
 from umlm.kernels.backends import check_settings, report
+from umlm.kernels.halves import Norm, Pages, Projection, attention_half, feed_forward_half, halves_serve
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
@@ -14,14 +15,20 @@ from umlm.kernels.sampling import sample_rows
 __all__ = [
     "ACTIVATIONS",
     "Format",
+    "Norm",
     "Packed",
     "PageTable",
+    "Pages",
+    "Projection",
     "activation",
     "attention",
+    "attention_half",
     "check_settings",
     "dequantize",
     "embedding",
+    "feed_forward_half",
     "gated_activation",
+    "halves_serve",
     "matmul",
     "paged_attention",
     "quantized_matmul",

@@ -62,6 +62,11 @@ def report() -> dict[str, str]:
     return {name: _backend(name) + reason for name in sorted(_implementations)}
 
 
+def serving(name: str) -> str:
+    """The backend that serves one op."""
+    return _backend(name)
+
+
 def check_settings() -> None:
     """Raise ValueError where UMLM_KERNELS, UMLM_ISA or UMLM_NUM_THREADS cannot be obeyed."""
     _forced()

@@ -43,11 +43,11 @@ def _cpu_quantized_matmul(x: mx.array, packed: Packed) -> Any:
         return NotImplemented
     assert cpu.extension is not None
     return cpu.extension.quantized_matmul(
-        x, packed.weight, packed.scales, packed.biases, _layout(packed), packed.format.group_size, packed.shape[-1]
+        x, packed.weight, packed.scales, packed.biases, layout_of(packed), packed.format.group_size, packed.shape[-1]
     )
 
 
-def _layout(packed: Packed) -> str:
+def layout_of(packed: Packed) -> str:
     """The name by which the CPU kernels know a layout."""
     form = packed.format
     return form.ggml_type or (f"affine{form.bits}" if form.mode == "affine" else form.mode)

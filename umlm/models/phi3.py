@@ -51,6 +51,9 @@ class FusedAttention(Attention):
         heads = self.num_heads + 2 * self.num_kv_heads
         self.qkv_proj = Linear(hidden_size, heads * self.head_dim, bias)
 
+    def projections(self) -> list[nn.Module]:
+        return [self.qkv_proj]
+
     def project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         q, k, v = mx.split(self.qkv_proj(x), [queries, queries + keys], axis=-1)

@@ -2,7 +2,7 @@
 
 from umlm.nn.attention import Attention
 from umlm.nn.block import PreNorm, Sandwich
-from umlm.nn.linear import Embedding, Linear
+from umlm.nn.linear import Embedding, Linear, Projecting
 from umlm.nn.mlp import GatedMLP
 from umlm.nn.norm import RMSNorm, UnitOffsetRMSNorm
 from umlm.nn.rope import Rope, RopeParameters
@@ -17,6 +17,7 @@ __all__ = [
     "LayerState",
     "Linear",
     "PreNorm",
+    "Projecting",
     "RMSNorm",
     "Rope",
     "RopeParameters",

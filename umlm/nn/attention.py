@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 
-from umlm.nn.linear import Linear
+from umlm import kernels
+from umlm.nn.linear import Linear, Projecting
+from umlm.nn.norm import RMSNorm
 from umlm.nn.rope import Rope
 from umlm.nn.state import AttentionSpec, LayerState
 
@@ -59,6 +63,37 @@ class Attention(nn.Module):
         q, k = self._position(q, "q_norm", state), self._position(k, "k_norm", state)
         out = state.attend(q, k, v, scale=self.scale, window=self.window, softcap=self.softcap)
         return self.o_proj(out.reshape(*x.shape[:-1], -1))
+
+    def projections(self) -> list[nn.Module]:
+        """The layers that make q, k and v: one each, or one whose outputs are these one after another."""
+        return [self.q_proj, self.k_proj, self.v_proj]
+
+    def parts(self) -> list[nn.Module]:
+        """All that a fused half is made of."""
+        norms = [self[name] for name in ("q_norm", "k_norm") if name in self]
+        return [*self.projections(), self.o_proj, *norms]
+
+    def half(self, norm: RMSNorm, post: RMSNorm | None) -> Any:
+        """y = x + post(self(norm(x))) as one operation of x, lengths-dependent rope and pages; None where it is not."""
+        layers = [*self.projections(), self.o_proj]
+        if not all(isinstance(layer, Projecting) for layer in layers):
+            return None
+        *projections, o = (layer.projection() for layer in layers)
+        return kernels.attention_half(
+            norm.norm(),
+            projections,
+            o,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.scale,
+            rope_scale=1.0 if self.rope is None else self.rope.scale,
+            window=self.window,
+            softcap=self.softcap,
+            q_norm=self.q_norm.norm() if "q_norm" in self else None,
+            k_norm=self.k_norm.norm() if "k_norm" in self else None,
+            post=None if post is None else post.norm(),
+        )
 
     def state_spec(self) -> AttentionSpec:
         return AttentionSpec(self.num_kv_heads, self.head_dim, self.head_dim, self.window)

@@ -8,7 +8,15 @@ import mlx.nn as nn
 from umlm import kernels
 
 
-class Linear(nn.Module):
+class Projecting(nn.Module):
+    """A layer y = x W^T + b whose matrix fused operations may read."""
+
+    def projection(self) -> kernels.Projection:
+        """The matrix and the bias."""
+        raise NotImplementedError
+
+
+class Linear(Projecting):
     """y = x W^T + b; weight [outputs, inputs], bias [outputs] or none."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
@@ -19,6 +27,9 @@ class Linear(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         return kernels.matmul(x, self.weight, self.get("bias"))
+
+    def projection(self) -> kernels.Projection:
+        return kernels.Projection(self.weight, self.get("bias"))
 
 
 class Embedding(nn.Module):

@@ -9,7 +9,9 @@ from umlm import kernels
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight. arXiv:1910.07467"""
+    """x / rms(x) * (offset + weight). arXiv:1910.07467"""
+
+    offset = 0.0
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -17,15 +19,18 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def __call__(self, x: mx.array) -> mx.array:
-        return kernels.rms_norm(x, self.weight, self.eps)
+        return kernels.rms_norm(x, self.weight, self.eps, self.offset)
+
+    def norm(self) -> kernels.Norm:
+        """What fused operations read of it."""
+        return kernels.Norm(self.weight, self.eps, self.offset)
 
 
 class UnitOffsetRMSNorm(RMSNorm):
     """x / rms(x) * (1 + weight), as in Gemma. arXiv:2403.08295"""
 
+    offset = 1.0
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__(size, eps)
         self.weight = mx.zeros((size,))
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return kernels.rms_norm(x, self.weight, self.eps, offset=1)

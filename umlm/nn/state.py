@@ -7,7 +7,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from umlm.kernels.attention import attention
+from umlm.kernels import Pages, attention
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class LayerState(Protocol):
 
     positions: mx.array
     lengths: mx.array
+    # the pages, for operations that write and read them by themselves; None where there are none
+    pages: Pages | None
 
     def attend(
         self,
@@ -56,6 +58,8 @@ class LayerState(Protocol):
 
 class DenseState:
     """No memory: every sequence is whole in the call, [B, T] with equal lengths. Training, scoring."""
+
+    pages: Pages | None = None
 
     def __init__(self, num_tokens: int) -> None:
         self.positions = mx.arange(num_tokens, dtype=mx.int32)

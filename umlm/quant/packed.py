@@ -7,7 +7,7 @@ import mlx.nn as nn
 
 from umlm import kernels
 from umlm.kernels import Packed
-from umlm.nn import Embedding, Linear
+from umlm.nn import Embedding, Linear, Projecting
 
 
 class PackedMatrix(nn.Module):
@@ -28,7 +28,7 @@ class PackedMatrix(nn.Module):
         return Packed(self.format, self.shape, self.weight, self.get("scales"), self.get("biases"))
 
 
-class PackedLinear(PackedMatrix):
+class PackedLinear(PackedMatrix, Projecting):
     """y = x W^T + b with W [outputs, inputs] quantized."""
 
     def __init__(self, packed: Packed, bias: mx.array | None = None) -> None:
@@ -39,6 +39,9 @@ class PackedLinear(PackedMatrix):
     def __call__(self, x: mx.array) -> mx.array:
         y = kernels.quantized_matmul(x, self.packed)
         return y + self.bias.astype(y.dtype) if "bias" in self else y
+
+    def projection(self) -> kernels.Projection:
+        return kernels.Projection(self.packed, self.get("bias"))
 
 
 class PackedEmbedding(PackedMatrix):

@@ -1,4 +1,7 @@
-// norm, q, k, v, rope, page write, attention, output, residual: half a block as one operation.
+// norm, q, k, v, rope; page write; attention, output, residual: half a block in four operations.
+//
+// Pages are written by operations with one output: MLX gives an input's memory to an output only where that output is
+// the only one to ask for it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -12,172 +15,226 @@
 namespace umlm {
 namespace {
 
-// Norms and projections of an attention layer. projections: q, k, v, or one whose outputs are these one after another.
-struct AttentionShape {
-  int64_t heads, kv_heads, head_dim, window;
-  float scale, softcap, rope_scale;
-  float eps, offset, q_eps, q_offset, k_eps, k_offset, post_eps, post_offset;
-  std::vector<ProjectionKind> kinds;
-  std::vector<int> firsts;
-  ProjectionKind o;
-  int o_at;
-  int norm_at;
-  std::optional<int> q_norm_at, k_norm_at, post_at;
+struct HeadShape {
+  int64_t heads, kv_heads, head_dim;
+
+  int64_t q_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t width() const { return q_width() + 2 * kv_width(); }
 };
 
-// The places of what changes from call to call among the inputs.
-enum : int { kX, kPositions, kSlots, kKeys, kValues, kFrequencies, kFixed };
+// projections: q, k, v, or one whose outputs are these one after another. Places are those of the inputs.
+struct QkvShape {
+  HeadShape heads;
+  float rope_scale;
+  float eps, offset, q_eps, q_offset, k_eps, k_offset;
+  std::vector<ProjectionKind> kinds;
+  std::vector<int> firsts;
+  int norm_at;
+  std::optional<int> q_norm_at, k_norm_at;
+};
 
-class AttentionHalfPrimitive : public mx::Primitive {
+// x float32 [1, T, columns] -> q [T, q_width], k [T, kv_width], v [T, kv_width], one after another.
+class QkvPrimitive : public CpuPrimitive {
  public:
-  AttentionHalfPrimitive(mx::Stream stream, std::shared_ptr<const AttentionShape> shape,
-                         std::shared_ptr<PageTable> table, int64_t page_size)
-      : Primitive(stream), shape_(std::move(shape)), table_(std::move(table)), page_size_(page_size) {}
+  enum : int { kX, kPositions, kFrequencies, kFixed };
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
-    allocate_like(inputs[kKeys], outputs[1]);
-    allocate_like(inputs[kValues], outputs[2]);
-    auto work = std::make_shared<Work>(inputs, outputs, shape_, table_, page_size_);
-    mx::cpu::get_command_encoder(stream()).dispatch([work]() { work->run(); });
+  QkvPrimitive(mx::Stream stream, std::shared_ptr<const QkvShape> shape)
+      : CpuPrimitive(stream), shape_(std::move(shape)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    auto work = std::make_shared<Work>(inputs, shape_);
+    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("UmlmAttentionHalf runs on CPUs and was asked to run on a GPU");
-  }
-  const char* name() const override { return "UmlmAttentionHalf"; }
+  const char* name() const override { return "UmlmQkvHalf"; }
 
  private:
-  struct Pages {
-    RowMajor old;
-    uint8_t* data;
-    Type type;
-    size_t bytes;
-    bool in_place;
-
-    Pages(const mx::array& in, mx::array& out)
-        : old(in),
-          data(out.data<uint8_t>()),
-          type(type_of(in.dtype())),
-          bytes(in.nbytes()),
-          in_place(out.data<uint8_t>() == in.data<uint8_t>()) {}
-  };
-
   struct Work {
-    std::shared_ptr<const AttentionShape> s;
-    std::shared_ptr<PageTable> table;
-    int64_t page_size, rows, columns, half;
-    RowMajor x, positions, slots, frequencies;
+    std::shared_ptr<const QkvShape> s;
+    int64_t rows, columns, half;
+    RowMajor x, positions, frequencies;
     bool turned, per_token;
-    Pages keys, values;
     NormInput norm;
-    std::optional<NormInput> q_norm, k_norm, post;
+    std::optional<NormInput> q_norm, k_norm;
     std::vector<Projection> projections;
-    Projection o;
-    float* out;
 
-    Work(const std::vector<mx::array>& in, std::vector<mx::array>& outputs, std::shared_ptr<const AttentionShape> shape,
-         std::shared_ptr<PageTable> table, int64_t page_size)
+    Work(const std::vector<mx::array>& in, std::shared_ptr<const QkvShape> shape)
         : s(std::move(shape)),
-          table(std::move(table)),
-          page_size(page_size),
           rows(in[kX].size() / in[kX].shape(-1)),
           columns(in[kX].shape(-1)),
           half(in[kFrequencies].shape(-1)),
           x(in[kX]),
           positions(in[kPositions]),
-          slots(in[kSlots]),
           frequencies(in[kFrequencies]),
           turned(in[kFrequencies].dtype() == mx::float32),
           per_token(in[kFrequencies].ndim() > 1),
-          keys(in[kKeys], outputs[1]),
-          values(in[kValues], outputs[2]),
-          norm(in[s->norm_at], s->eps, s->offset),
-          o(in, s->o_at, s->o),
-          out(outputs[0].data<float>()) {
+          norm(in[s->norm_at], s->eps, s->offset) {
       if (s->q_norm_at) q_norm.emplace(in[*s->q_norm_at], s->q_eps, s->q_offset);
       if (s->k_norm_at) k_norm.emplace(in[*s->k_norm_at], s->k_eps, s->k_offset);
-      if (s->post_at) post.emplace(in[*s->post_at], s->post_eps, s->post_offset);
       for (size_t i = 0; i < s->kinds.size(); ++i) projections.emplace_back(in, s->firsts[i], s->kinds[i]);
     }
 
-    void run() {
-      const int64_t q_width = s->heads * s->head_dim, kv_width = s->kv_heads * s->head_dim;
-      const int64_t width = q_width + 2 * kv_width;
-      Scratch memory(rows * (2 * columns + width + 2 * q_width) * sizeof(float));
+    void run(float* out) {
+      const int64_t width = s->heads.width();
+      Scratch memory(rows * (columns + width) * sizeof(float));
       auto* normed = reinterpret_cast<float*>(memory.data());
-      auto *projected = normed + rows * columns, *queries = projected + rows * width;
-      auto *attended = queries + rows * q_width, *y = attended + rows * q_width;
-      const auto* from = reinterpret_cast<const float*>(x.data());
-      norm.run(from, rows, columns, normed);
-      project_all(normed, projected);
-      write_all(projected, queries);
-      attend(queries, attended);
-      Activations inner(attended, rows);
-      o.begin(inner, y);
-      project({&o});
-      add_residual(from, y, post ? &*post : nullptr, rows, columns, out);
-    }
-
-    void project_all(const float* normed, float* projected) {
+      auto* projected = normed + rows * columns;
+      norm.run(reinterpret_cast<const float*>(x.data()), rows, columns, normed);
       Activations activations(normed, rows);
       std::vector<Projection*> all;
+      float* to = projected;
       for (Projection& projection : projections) {
-        projection.begin(activations, projected);
-        projected += rows * projection.outputs();
+        projection.begin(activations, to);
+        to += rows * projection.outputs();
         all.push_back(&projection);
       }
       project(all);
+      place(projected, out);
     }
 
-    // Norms and rope; queries to their own rows, keys and values to their slots.
-    void write_all(const float* projected, float* queries) {
-      for (Pages* pages : {&keys, &values}) {
-        if (!pages->in_place) std::memcpy(pages->data, pages->old.data(), pages->bytes);
-      }
-      const int64_t q_width = s->heads * s->head_dim, kv_width = s->kv_heads * s->head_dim;
+    // Norms and rope, each head by itself, into the order of the result.
+    void place(const float* projected, float* out) {
+      const int64_t q_width = s->heads.q_width(), kv_width = s->heads.kv_width();
       const bool fused = projections.size() == 1;
-      const int64_t width = fused ? q_width + 2 * kv_width : 0;
-      const float* k = fused ? projected + q_width : projected + rows * q_width;
-      const float* v = fused ? k + kv_width : k + rows * kv_width;
-      const int64_t q_stride = fused ? width : q_width, kv_stride = fused ? width : kv_width;
+      const int64_t q_stride = fused ? s->heads.width() : q_width, kv_stride = fused ? s->heads.width() : kv_width;
+      const float* k = projected + (fused ? 1 : rows) * q_width;
+      const float* v = k + (fused ? 1 : rows) * kv_width;
+      float *q_out = out, *k_out = q_out + rows * q_width, *v_out = k_out + rows * kv_width;
       const auto* places = reinterpret_cast<const int32_t*>(positions.data());
       const auto* freq = reinterpret_cast<const float*>(frequencies.data());
-      const auto* at = reinterpret_cast<const int32_t*>(slots.data());
       const uint8_t* q_weight = q_norm ? q_norm->weight.data() : nullptr;
       const uint8_t* k_weight = k_norm ? k_norm->weight.data() : nullptr;
-      parallel_for(rows, 16384 / (q_width + 2 * kv_width) + 1, [&](int64_t begin, int64_t end) {
-        const RopeKernels& kernel = kernels().rope;
-        std::vector<float> turns(2 * half), scratch(std::max(s->head_dim, kv_width)), key(kv_width);
+      parallel_for(rows, 16384 / s->heads.width() + 1, [&](int64_t begin, int64_t end) {
+        std::vector<float> turns(2 * half + s->heads.head_dim);
+        float* scratch = turns.data() + 2 * half;
         for (int64_t t = begin; t < end; ++t) {
-          if (turned) kernel.turns(places[t], freq + (per_token ? t * half : 0), half, s->rope_scale, turns.data());
-          auto place = [&](const float* row, int64_t heads, const std::optional<NormInput>& norm, const uint8_t* weight,
-                           float* to) {
-            if (norm) {
-              kernels().rows.rms_norm(row, Type::f32, weight, norm->type, norm->offset, norm->eps, heads, s->head_dim,
-                                      to);
-              row = to;
-            }
-            if (turned) {
-              kernel.rope_rows(row, Type::f32, heads, s->head_dim, half, turns.data(), false, scratch.data(), to);
-            } else if (row != to) {
-              std::memcpy(to, row, heads * s->head_dim * sizeof(float));
-            }
-          };
-          place(projected + t * q_stride, s->heads, q_norm, q_weight, queries + t * q_width);
-          place(k + t * kv_stride, s->kv_heads, k_norm, k_weight, key.data());
-          kernel.write_rows(key.data(), Type::f32, 1, kv_width, at + t, keys.data, keys.type, scratch.data());
-          kernel.write_rows(v + t * kv_stride, Type::f32, 1, kv_width, at + t, values.data, values.type,
-                            scratch.data());
+          if (turned) {
+            kernels().rope.turns(places[t], freq + (per_token ? t * half : 0), half, s->rope_scale, turns.data());
+          }
+          place_heads(projected + t * q_stride, s->heads.heads, q_norm, q_weight, turns.data(), scratch,
+                      q_out + t * q_width);
+          place_heads(k + t * kv_stride, s->heads.kv_heads, k_norm, k_weight, turns.data(), scratch,
+                      k_out + t * kv_width);
+          std::memcpy(v_out + t * kv_width, v + t * kv_stride, kv_width * sizeof(float));
         }
       });
     }
 
-    void attend(const float* queries, float* attended) {
+    void place_heads(const float* row, int64_t heads, const std::optional<NormInput>& head_norm, const uint8_t* weight,
+                     const float* turns, float* scratch, float* to) const {
+      const int64_t dim = s->heads.head_dim;
+      if (head_norm) {
+        kernels().rows.rms_norm(row, Type::f32, weight, head_norm->type, head_norm->offset, head_norm->eps, heads, dim,
+                                to);
+        row = to;
+      }
+      if (turned) {
+        kernels().rope.rope_rows(row, Type::f32, heads, dim, half, turns, false, scratch, to);
+      } else if (row != to) {
+        std::memcpy(to, row, heads * dim * sizeof(float));
+      }
+    }
+  };
+
+  std::shared_ptr<const QkvShape> shape_;
+};
+
+// Pages with the keys or the values of QkvPrimitive's result in their slots.
+class WriteHalfPrimitive : public CpuPrimitive {
+ public:
+  WriteHalfPrimitive(mx::Stream stream, int64_t first) : CpuPrimitive(stream), first_(first) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
+    const mx::array &pages = inputs[0], &slots = inputs[1], &qkv = inputs[2];
+    RowMajor old(pages), places(slots), rows(qkv);
+    const int64_t width = pages.size() / pages.shape(0), count = slots.size();
+    const Type type = type_of(pages.dtype());
+    allocate_like(pages, out);
+    auto* result = out.data<uint8_t>();
+    const bool in_place = result == pages.data<uint8_t>();
+    mx::cpu::get_command_encoder(stream()).dispatch([=, first = first_, bytes = pages.nbytes()]() {
+      if (!in_place) std::memcpy(result, old.data(), bytes);
+      std::vector<float> scratch(width);
+      kernels().rope.write_rows(reinterpret_cast<const float*>(rows.data()) + first, Type::f32, count, width,
+                                reinterpret_cast<const int32_t*>(places.data()), result, type, scratch.data());
+    });
+  }
+  const char* name() const override { return "UmlmWriteHalf"; }
+
+ private:
+  int64_t first_;
+};
+
+struct AttendShape {
+  HeadShape heads;
+  int64_t window;
+  float scale, softcap, post_eps, post_offset;
+  ProjectionKind o;
+  int o_at;
+  std::optional<int> post_at;
+};
+
+// x + post(o(attention)), the queries from QkvPrimitive's result.
+class AttendHalfPrimitive : public CpuPrimitive {
+ public:
+  enum : int { kX, kQkv, kKeys, kValues, kPositions, kFixed };
+
+  AttendHalfPrimitive(mx::Stream stream, std::shared_ptr<const AttendShape> shape, std::shared_ptr<PageTable> table,
+                      int64_t page_size)
+      : CpuPrimitive(stream), shape_(std::move(shape)), table_(std::move(table)), page_size_(page_size) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_);
+    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
+  }
+  const char* name() const override { return "UmlmAttendHalf"; }
+
+ private:
+  struct Work {
+    std::shared_ptr<const AttendShape> s;
+    std::shared_ptr<PageTable> table;
+    int64_t page_size, rows, columns;
+    RowMajor x, qkv, keys, values, positions;
+    Type type;
+    Projection o;
+    std::optional<NormInput> post;
+
+    Work(const std::vector<mx::array>& in, std::shared_ptr<const AttendShape> shape, std::shared_ptr<PageTable> table,
+         int64_t page_size)
+        : s(std::move(shape)),
+          table(std::move(table)),
+          page_size(page_size),
+          rows(in[kX].size() / in[kX].shape(-1)),
+          columns(in[kX].shape(-1)),
+          x(in[kX]),
+          qkv(in[kQkv]),
+          keys(in[kKeys]),
+          values(in[kValues]),
+          positions(in[kPositions]),
+          type(type_of(in[kKeys].dtype())),
+          o(in, s->o_at, s->o) {
+      if (s->post_at) post.emplace(in[*s->post_at], s->post_eps, s->post_offset);
+    }
+
+    void run(float* out) {
+      Scratch memory(rows * (s->heads.q_width() + columns) * sizeof(float));
+      auto* attended = reinterpret_cast<float*>(memory.data());
+      auto* y = attended + rows * s->heads.q_width();
+      attend(attended);
+      Activations activations(attended, rows);
+      o.begin(activations, y);
+      project({&o});
+      add_residual(reinterpret_cast<const float*>(x.data()), y, post ? &*post : nullptr, rows, columns, out);
+    }
+
+    void attend(float* attended) {
       Attention a{};
-      a.queries = rows, a.heads = s->heads, a.kv_heads = s->kv_heads;
-      a.head_dim = a.v_head_dim = s->head_dim;
-      a.q_type = Type::f32, a.type = keys.type;
-      a.q = queries, a.k = keys.data, a.v = values.data, a.out = attended;
+      a.queries = rows, a.heads = s->heads.heads, a.kv_heads = s->heads.kv_heads;
+      a.head_dim = a.v_head_dim = s->heads.head_dim;
+      a.q_type = Type::f32, a.type = type;
+      a.q = qkv.data(), a.k = keys.data(), a.v = values.data(), a.out = attended;
       a.page_size = page_size;
       a.positions = reinterpret_cast<const int32_t*>(positions.data());
       a.window = s->window, a.scale = s->scale, a.softcap = s->softcap;
@@ -186,7 +243,7 @@ class AttentionHalfPrimitive : public mx::Primitive {
     }
   };
 
-  std::shared_ptr<const AttentionShape> shape_;
+  std::shared_ptr<const AttendShape> shape_;
   std::shared_ptr<PageTable> table_;
   int64_t page_size_;
 };
@@ -197,27 +254,9 @@ class AttentionHalf {
   AttentionHalf(const Norm& norm, const std::vector<Weights>& projections, const Weights& o, int64_t heads,
                 int64_t kv_heads, int64_t head_dim, float scale, float rope_scale, int64_t window, float softcap,
                 const std::optional<Norm>& q_norm, const std::optional<Norm>& k_norm, const std::optional<Norm>& post) {
-    auto s = std::make_shared<AttentionShape>();
-    s->heads = heads, s->kv_heads = kv_heads, s->head_dim = head_dim, s->window = window;
-    s->scale = scale, s->softcap = softcap, s->rope_scale = rope_scale;
-    Parts parts;
-    parts.inputs.assign(kFixed, norm.weight);  // the places of what changes
-    auto add = [&](const Norm& norm, float& eps, float& offset) {
-      eps = norm.eps, offset = norm.offset;
-      return parts.add(norm.weight);
-    };
-    s->norm_at = add(norm, s->eps, s->offset);
-    if (q_norm) s->q_norm_at = add(*q_norm, s->q_eps, s->q_offset);
-    if (k_norm) s->k_norm_at = add(*k_norm, s->k_eps, s->k_offset);
-    if (post) s->post_at = add(*post, s->post_eps, s->post_offset);
-    for (const Weights& weights : projections) {
-      s->kinds.push_back(weights.kind);
-      s->firsts.push_back(parts.add(weights));
-    }
-    s->o = o.kind;
-    s->o_at = parts.add(o);
-    shape_ = std::move(s);
-    inputs_ = std::move(parts.inputs);
+    const HeadShape shape{heads, kv_heads, head_dim};
+    make_qkv(shape, norm, projections, rope_scale, q_norm, k_norm);
+    make_attend(shape, norm, o, scale, window, softcap, post);
   }
 
   // x float32 [1, T, columns]; keys and values become the written pages, in place where it can be.
@@ -229,25 +268,77 @@ class AttentionHalf {
       throw std::invalid_argument("a fused half takes int32 positions and slots");
     }
     table->check(x.shape(-2), keys.shape(0), page_size);
-    auto inputs = inputs_;
-    inputs[kX] = x;
-    inputs[kPositions] = positions;
-    inputs[kSlots] = slots;
-    inputs[kKeys] = keys;
-    inputs[kValues] = values;
-    inputs[kFrequencies] = inv_freq ? *inv_freq : positions;  // no float32: nothing is turned
-    auto primitive =
-        std::make_shared<AttentionHalfPrimitive>(mx::to_stream(s), shape_, std::move(table), page_size);
-    auto outputs = mx::array::make_arrays({x.shape(), keys.shape(), values.shape()},
-                                          {mx::float32, keys.dtype(), values.dtype()}, primitive, std::move(inputs));
-    keys.overwrite_descriptor(outputs[1]);
-    values.overwrite_descriptor(outputs[2]);
-    return outputs[0];
+    const mx::Stream stream = mx::to_stream(s);
+    const mx::array qkv = project_qkv(x, positions, inv_freq, stream);
+    const int64_t tokens = x.shape(-2), q_size = tokens * qkv_->heads.q_width();
+    write(keys, slots, qkv, q_size, stream);
+    write(values, slots, qkv, q_size + tokens * qkv_->heads.kv_width(), stream);
+    auto inputs = attend_inputs_;
+    inputs[AttendHalfPrimitive::kX] = x;
+    inputs[AttendHalfPrimitive::kQkv] = qkv;
+    inputs[AttendHalfPrimitive::kKeys] = keys;
+    inputs[AttendHalfPrimitive::kValues] = values;
+    inputs[AttendHalfPrimitive::kPositions] = positions;
+    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, std::move(table), page_size);
+    return mx::array(x.shape(), mx::float32, primitive, std::move(inputs));
   }
 
  private:
-  std::shared_ptr<const AttentionShape> shape_;
-  std::vector<mx::array> inputs_;
+  void make_qkv(const HeadShape& shape, const Norm& norm, const std::vector<Weights>& projections, float rope_scale,
+                const std::optional<Norm>& q_norm, const std::optional<Norm>& k_norm) {
+    auto s = std::make_shared<QkvShape>();
+    s->heads = shape, s->rope_scale = rope_scale;
+    Parts parts;
+    parts.inputs.assign(QkvPrimitive::kFixed, norm.weight);  // the places of what changes
+    auto add = [&](const Norm& part, float& eps, float& offset) {
+      eps = part.eps, offset = part.offset;
+      return parts.add(part.weight);
+    };
+    s->norm_at = add(norm, s->eps, s->offset);
+    if (q_norm) s->q_norm_at = add(*q_norm, s->q_eps, s->q_offset);
+    if (k_norm) s->k_norm_at = add(*k_norm, s->k_eps, s->k_offset);
+    for (const Weights& weights : projections) {
+      s->kinds.push_back(weights.kind);
+      s->firsts.push_back(parts.add(weights));
+    }
+    qkv_ = std::move(s);
+    qkv_inputs_ = std::move(parts.inputs);
+  }
+
+  void make_attend(const HeadShape& shape, const Norm& norm, const Weights& o, float scale, int64_t window,
+                   float softcap, const std::optional<Norm>& post) {
+    auto s = std::make_shared<AttendShape>();
+    s->heads = shape, s->window = window, s->scale = scale, s->softcap = softcap;
+    Parts parts;
+    parts.inputs.assign(AttendHalfPrimitive::kFixed, norm.weight);
+    if (post) {
+      s->post_eps = post->eps, s->post_offset = post->offset;
+      s->post_at = parts.add(post->weight);
+    }
+    s->o = o.kind;
+    s->o_at = parts.add(o);
+    attend_ = std::move(s);
+    attend_inputs_ = std::move(parts.inputs);
+  }
+
+  mx::array project_qkv(const mx::array& x, const mx::array& positions, const std::optional<mx::array>& inv_freq,
+                        mx::Stream stream) const {
+    auto inputs = qkv_inputs_;
+    inputs[QkvPrimitive::kX] = x;
+    inputs[QkvPrimitive::kPositions] = positions;
+    inputs[QkvPrimitive::kFrequencies] = inv_freq ? *inv_freq : positions;  // no float32: nothing is turned
+    const auto size = static_cast<mx::ShapeElem>(x.shape(-2) * qkv_->heads.width());
+    return mx::array(mx::Shape{size}, mx::float32, std::make_shared<QkvPrimitive>(stream, qkv_), std::move(inputs));
+  }
+
+  static void write(mx::array& pages, const mx::array& slots, const mx::array& qkv, int64_t first, mx::Stream stream) {
+    pages.overwrite_descriptor(mx::array(pages.shape(), pages.dtype(),
+                                         std::make_shared<WriteHalfPrimitive>(stream, first), {pages, slots, qkv}));
+  }
+
+  std::shared_ptr<const QkvShape> qkv_;
+  std::shared_ptr<const AttendShape> attend_;
+  std::vector<mx::array> qkv_inputs_, attend_inputs_;
 };
 
 }  // namespace

@@ -1,0 +1,147 @@
+"""Halves of a transformer block as one operation each, where the CPU kernels have them.
+
+attention half: y = x + post(o(attend(rope(norm(q)), rope(norm(k)), v))), q, k, v projections of norm(x)
+feed-forward half: y = x + post(down(f(gate(n)) * up(n))), n = norm(x)
+
+The numbers are those of the single ops, bit for bit; what is saved is the dispatch of a dozen ops per half.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from umlm.kernels import cpu
+from umlm.kernels.backends import serving
+from umlm.kernels.packed import Packed
+from umlm.kernels.paged_attention import PageTable
+from umlm.kernels.quantized_matmul import CPU_BLOCKS, layout_of
+
+
+class Projection(NamedTuple):
+    """y = x W^T + b."""
+
+    weight: mx.array | Packed
+    bias: mx.array | None = None
+
+
+class Norm(NamedTuple):
+    """x / rms(x) * (offset + weight)."""
+
+    weight: mx.array
+    eps: float
+    offset: float = 0.0
+
+
+class Pages(NamedTuple):
+    """One layer's pages during one call, and what the new tokens of the packed row need of them.
+
+    keys, values  [num_slots, kv_heads, head_dim]; a half writes into them, in place while they have one owner
+    positions, lengths, slots  int32 [T], as in cache/batch.py
+    """
+
+    keys: mx.array
+    values: mx.array
+    positions: mx.array
+    lengths: mx.array
+    slots: mx.array
+    table: PageTable
+    page_size: int
+
+
+@functools.cache
+def halves_serve() -> bool:
+    """Whether fused halves exist on this device and with these settings; decided once, as for every op."""
+    return cpu.extension is not None and serving("quantized_matmul") == "cpu"
+
+
+def feed_forward_half(
+    norm: Norm, gate: Projection, up: Projection, down: Projection, activation: str, post: Norm | None
+) -> Any:
+    """A callable x float32 [..., hidden] -> y, made once per layer; None where a matrix has no kernel."""
+    weights = [_weights(projection) for projection in (gate, up, down)]
+    if None in weights:
+        return None
+    assert cpu.extension is not None
+    return cpu.extension.MlpHalf(_norm(norm), *weights, activation, _norm(post))
+
+
+def attention_half(
+    norm: Norm,
+    projections: Sequence[Projection],
+    o: Projection,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    rope_scale: float,
+    window: int | None,
+    softcap: float | None,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    post: Norm | None,
+) -> Any:
+    """A callable (x float32 [1, T, hidden], inv_freq or None, Pages) -> y; None where a matrix has no kernel.
+
+    projections: q, k and v, or one whose rows are these one after another.
+    """
+    weights = [_weights(projection) for projection in (*projections, o)]
+    if None in weights:
+        return None
+    assert cpu.extension is not None
+    half = cpu.extension.AttentionHalf(
+        _norm(norm),
+        weights[:-1],
+        weights[-1],
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale,
+        rope_scale,
+        window or 0,
+        softcap or 0.0,
+        _norm(q_norm),
+        _norm(k_norm),
+        _norm(post),
+    )
+
+    def run(x: mx.array, inv_freq: mx.array | None, pages: Pages) -> mx.array:
+        return half(
+            x,
+            pages.positions,
+            inv_freq,
+            pages.keys,
+            pages.values,
+            pages.slots,
+            pages.table.compiled,
+            pages.page_size,
+        )
+
+    return run
+
+
+def _weights(projection: Projection) -> Any:
+    weight = projection.weight
+    assert cpu.extension is not None
+    if not isinstance(weight, Packed):
+        return cpu.extension.weights(weight, None, None, projection.bias, None, 0, weight.shape[-1])
+    if len(weight.shape) != 2 or weight.format.ggml_type not in (None, *CPU_BLOCKS):
+        return None
+    return cpu.extension.weights(
+        weight.weight,
+        weight.scales,
+        weight.biases,
+        projection.bias,
+        layout_of(weight),
+        weight.format.group_size,
+        weight.shape[-1],
+    )
+
+
+def _norm(norm: Norm | None) -> Any:
+    assert cpu.extension is not None
+    return None if norm is None else cpu.extension.Norm(norm.weight, norm.eps, norm.offset)
