@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import ModuleType
 
 import mlx.core as mx
 import numpy as np
@@ -15,10 +16,10 @@ from test_gguf_blocks import random_blocks
 from umlm import kernels
 from umlm.kernels import Format, Packed, cpu
 from umlm.kernels.gguf_blocks import BLOCKS
-from umlm.kernels.quantized_matmul import CPU_BLOCKS
+from umlm.kernels.packed import CPU_BLOCKS
 
-extension = cpu.extension
-assert extension is not None, cpu.why_not
+assert cpu.extension is not None, cpu.why_not
+extension: ModuleType = cpu.extension
 
 AFFINE = [Format("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 SMALL_FLOATS = [Format("mxfp4", 4, 32), Format("mxfp8", 8, 32), Format("nvfp4", 4, 16)]

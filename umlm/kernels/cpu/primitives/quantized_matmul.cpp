@@ -85,7 +85,7 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
   out.set_data(mx::allocator::malloc(out.nbytes()));
   if (out.size() == 0) return;
   const Type type = type_of(out.dtype());
-  const StoredMatrix stored(inputs, coding_, columns_);
+  const StoredMatrix stored(inputs, 1, coding_, columns_);
   auto* result = out.data<uint8_t>();
   mx::cpu::get_command_encoder(stream()).dispatch(
       [stored, type, result, x = RowMajor(inputs[0]), count = out.size(), transposed = transposed_]() {
