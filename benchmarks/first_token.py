@@ -16,8 +16,7 @@ import time
 from statistics import median
 from typing import Any
 
-from machine import hardware
-
+from umlm.bench.machine import hardware
 from umlm.weights.hub import DEFAULT_MODEL
 
 PROMPT = "What is the capital of France?"

@@ -12,6 +12,7 @@ from umlm.command import ending
 
 VERBS = {
     "generate": "answer a prompt",
+    "bench": "measure speed and memory, alone or against other engines",
     "pull": "download a model into the cache",
     "list": "list the models in the cache",
     "show": "describe a model without loading it",

@@ -31,15 +31,26 @@ def quantized_matmul(x: mx.array, packed: Packed) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
 
+# ggml types whose blocks the CPU kernels compute on as they lie; the others are dequantized.
+CPU_BLOCKS = frozenset(
+    ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+)
+
+
 @implement(quantized_matmul, "cpu")
 def _cpu_quantized_matmul(x: mx.array, packed: Packed) -> Any:
-    form = packed.format
-    if form.mode == "gguf" or len(packed.shape) != 2:
+    if len(packed.shape) != 2 or packed.format.ggml_type not in (None, *CPU_BLOCKS):
         return NotImplemented
     assert cpu.extension is not None
     return cpu.extension.quantized_matmul(
-        x, packed.weight, packed.scales, packed.biases, form.group_size, form.bits, form.mode
+        x, packed.weight, packed.scales, packed.biases, _layout(packed), packed.format.group_size, packed.shape[-1]
     )
+
+
+def _layout(packed: Packed) -> str:
+    """The name by which the CPU kernels know a layout."""
+    form = packed.format
+    return form.ggml_type or (f"affine{form.bits}" if form.mode == "affine" else form.mode)
 
 
 @op

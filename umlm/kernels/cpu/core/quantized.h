@@ -5,10 +5,15 @@
 
 namespace umlm {
 
-// How the values of a quantized matrix lie in memory: MLX's modes.
-enum class Layout : int { affine2, affine3, affine4, affine5, affine6, affine8, mxfp4, mxfp8, nvfp4 };
+// How the values of a quantized matrix lie in memory: MLX's modes, then ggml's blocks.
+enum class Layout : int {
+  affine2, affine3, affine4, affine5, affine6, affine8, mxfp4, mxfp8, nvfp4,
+  ggml_q4_0, ggml_q4_1, ggml_q5_0, ggml_q5_1, ggml_q8_0, ggml_iq4_nl, ggml_mxfp4,
+  ggml_q2_k, ggml_q3_k, ggml_q4_k, ggml_q5_k, ggml_q6_k, ggml_iq4_xs,
+};
 
-// A quantized matrix [rows, columns]; every row of weight is row_bytes long, and has columns / group scales.
+// A quantized matrix [rows, columns]; every row of weight is row_bytes long.
+// MLX's modes have columns / group scales a row, ggml's blocks hold their own.
 struct QuantizedMatrix {
   Layout layout;
   int group;        // values that share a scale
@@ -25,23 +30,32 @@ struct QuantizedMatrix {
 struct Operand {
   int64_t rows;
   int64_t columns;
-  const float* values;   // [rows, columns] float32
+  const void* source;    // [rows, columns] of source_type
+  Type source_type;
+  const float* values;   // [rows, columns] float32: the source itself, or a copy where the unit wants one
   const uint16_t* high;  // bf16 in the order that the layout wants, [rows, stride]; null where not wanted
   const uint16_t* low;   // bf16, what high leaves of values; null where high is exact
-  const float* sums;     // [rows, columns / group] sums over groups
+  const float* sums;     // [rows, columns / group] sums over groups; null where not wanted
   int64_t stride;
 };
 
 struct QuantizedKernels {
-  // Bytes that prepare needs for one row of activations.
+  // Bytes that operand needs for one row of activations.
   int64_t (*prepared_bytes)(const QuantizedMatrix& w);
-  // Fill the Operand of row m from values; `scratch` has rows * prepared_bytes bytes. exact: high holds all.
-  Operand (*operand)(const QuantizedMatrix& w, const float* values, int64_t rows, bool exact, void* scratch);
+  // Lay out an Operand for `rows` rows of activations in `scratch`, of rows * prepared_bytes bytes.
+  Operand (*operand)(const QuantizedMatrix& w, const void* source, Type type, int64_t rows, void* scratch);
+  // Fill rows [begin, end) of the Operand.
   void (*prepare)(const QuantizedMatrix& w, const Operand& x, int64_t begin, int64_t end);
 
   // out[m * stride + n] = sum_k x[m, k] W[n, k] for n in [begin, end) and all m
   void (*quantized_matmul)(const QuantizedMatrix& w, const Operand& x, float* out, int64_t stride, int64_t begin,
                            int64_t end);
+  // out[m * columns + k] = sum_n x[m, n] W[n, k] for k in [begin, end), multiples of 256, and all m; x is [rows of x,
+  // W's rows]
+  void (*quantized_matmul_t)(const QuantizedMatrix& w, const float* x, int64_t rows, float* out, int64_t begin,
+                             int64_t end);
+  // out[k] = W[n, k] in float32
+  void (*dequantize_row)(const QuantizedMatrix& w, int64_t n, float* out);
 };
 
 }  // namespace umlm

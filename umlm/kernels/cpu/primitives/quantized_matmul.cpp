@@ -3,108 +3,140 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
 #include "core/threads.h"
-#include "mlx/primitives.h"
-#include "primitives/arrays.h"
 #include "primitives/bind.h"
+#include "primitives/quantized.h"
 
 namespace umlm {
 namespace {
 
-Layout layout_of(const std::string& mode, int bits) {
-  if (mode == "mxfp4") return Layout::mxfp4;
-  if (mode == "mxfp8") return Layout::mxfp8;
-  if (mode == "nvfp4") return Layout::nvfp4;
-  switch (bits) {
-    case 2: return Layout::affine2;
-    case 3: return Layout::affine3;
-    case 4: return Layout::affine4;
-    case 5: return Layout::affine5;
-    case 6: return Layout::affine6;
-    case 8: return Layout::affine8;
-  }
-  throw std::invalid_argument("quantized_matmul: no kernel for " + std::to_string(bits) + " bits");
-}
-
-class QuantizedMatmul : public mx::UnaryPrimitive {
+// x W^T, or x W where transposed is false.
+class QuantizedMatmul : public CpuPrimitive {
  public:
-  QuantizedMatmul(mx::Stream stream, Layout layout, int group) : UnaryPrimitive(stream), layout_(layout), group_(group) {}
+  QuantizedMatmul(mx::Stream stream, Coding coding, int64_t columns, bool transposed)
+      : CpuPrimitive(stream), coding_(coding), columns_(columns), transposed_(transposed) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override;
-  void eval_gpu(const std::vector<mx::array>&, mx::array&) override {
-    throw std::runtime_error("quantized_matmul of umlm's CPU kernels was asked to run on a GPU");
-  }
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
   const char* name() const override { return "UmlmQuantizedMatmul"; }
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& same = static_cast<const QuantizedMatmul&>(other);
-    return layout_ == same.layout_ && group_ == same.group_;
+    return coding_ == same.coding_ && columns_ == same.columns_ && transposed_ == same.transposed_;
   }
 
  private:
-  Layout layout_;
-  int group_;
+  Coding coding_;
+  int64_t columns_;
+  bool transposed_;
 };
 
-void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-  const mx::array &x = inputs[0], &weight = inputs[1], &scales = inputs[2];
-  out.set_data(mx::allocator::malloc(out.nbytes()));
-  QuantizedMatrix w{};
-  w.layout = layout_;
-  w.group = group_;
-  w.rows = weight.shape(0);
-  w.columns = x.shape(-1);
-  w.row_bytes = weight.shape(1) * int64_t(sizeof(uint32_t));
-  w.weight = reinterpret_cast<const uint8_t*>(weight.data<uint32_t>());
-  w.scales = reinterpret_cast<const uint8_t*>(scales.data<uint8_t>());
-  if (inputs.size() > 3) {
-    w.scale_type = type_of(scales.dtype());
-    w.biases = reinterpret_cast<const uint8_t*>(inputs[3].data<uint8_t>());
-  }
-  auto& encoder = mx::cpu::get_command_encoder(stream());
-  int64_t rows = x.size() / w.columns;
-  const auto* values = x.data<float>();
-  auto* result = out.data<float>();
-  encoder.dispatch([=]() {
-    const QuantizedKernels& k = kernels().quantized;
-    Scratch scratch(rows * k.prepared_bytes(w));
-    Operand operand = k.operand(w, values, rows, false, scratch.data());
-    if (rows > 8) {
-      parallel_for(rows, 4, [&](int64_t begin, int64_t end) { k.prepare(w, operand, begin, end); });
-    } else {
-      k.prepare(w, operand, 0, rows);
+// Results in float32: out itself, or scratch that is narrowed to it.
+struct Results {
+  void* out;
+  Type type;
+  float* wide;
+
+  void store(int64_t rows, int64_t stride, int64_t begin, int64_t end) const {
+    if (type == Type::f32) return;
+    for (int64_t m = 0; m < rows; ++m) {
+      const int64_t at = m * stride + begin;
+      kernels().rows.narrow(wide + at, type, end - begin, static_cast<uint16_t*>(out) + at);
     }
-    parallel_for(w.rows, 16, [&](int64_t begin, int64_t end) {
-      k.quantized_matmul(w, operand, result, w.rows, begin, end);
-    });
+  }
+};
+
+void multiply(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, const Results& results) {
+  const QuantizedKernels& k = kernels().quantized;
+  Scratch scratch(rows * k.prepared_bytes(w));
+  const Operand operand = k.operand(w, x, type, rows, scratch.data());
+  auto prepare = [&](int64_t begin, int64_t end) { k.prepare(w, operand, begin, end); };
+  if (rows > 8) {
+    parallel_for(rows, 4, prepare);
+  } else {
+    prepare(0, rows);
+  }
+  parallel_for(w.rows, rows > 16 ? 32 : 16, [&](int64_t begin, int64_t end) {
+    k.quantized_matmul(w, operand, results.wide, w.rows, begin, end);
+    results.store(rows, w.rows, begin, end);
   });
 }
 
-// y = x W^T. x [..., columns], W [rows, columns] as MLX's quantize lays it out -> [..., rows] in x's dtype.
-mx::array quantized_matmul(const mx::array& x, const mx::array& weight, const mx::array& scales,
-                           const std::optional<mx::array>& biases, int group_size, int bits, const std::string& mode,
-                           mx::StreamOrDevice s) {
-  mx::Stream stream = mx::to_stream(s);
-  auto shape = x.shape();
-  shape.back() = weight.shape(0);
-  auto wide = mx::contiguous(mx::astype(x, mx::float32, s), false, s);
-  std::vector<mx::array> inputs = {wide, mx::contiguous(weight, false, s), mx::contiguous(scales, false, s)};
-  if (biases) {
-    inputs.push_back(mx::contiguous(*biases, false, s));
+void multiply_transposed(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, const Results& results) {
+  Scratch scratch(type == Type::f32 ? 0 : rows * w.rows * sizeof(float));
+  const auto* values = static_cast<const float*>(x);
+  if (type != Type::f32) {
+    auto* wide = reinterpret_cast<float*>(scratch.data());
+    kernels().rows.widen(x, type, rows * w.rows, wide);
+    values = wide;
   }
-  auto primitive = std::make_shared<QuantizedMatmul>(stream, layout_of(mode, bits), group_size);
-  return mx::astype(mx::array(shape, mx::float32, primitive, inputs), x.dtype(), s);
+  constexpr int64_t kPiece = 256;  // columns; blocks and groups are never cut
+  parallel_for((w.columns + kPiece - 1) / kPiece, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kPiece, last = std::min(end * kPiece, w.columns);
+    kernels().quantized.quantized_matmul_t(w, values, rows, results.wide, first, last);
+    results.store(rows, w.columns, first, last);
+  });
+}
+
+void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
+  out.set_data(mx::allocator::malloc(out.nbytes()));
+  if (out.size() == 0) return;
+  const Type type = type_of(out.dtype());
+  const StoredMatrix stored(inputs, coding_, columns_);
+  auto* result = out.data<uint8_t>();
+  mx::cpu::get_command_encoder(stream()).dispatch(
+      [stored, type, result, x = RowMajor(inputs[0]), count = out.size(), transposed = transposed_]() {
+        const QuantizedMatrix w = stored.matrix();
+        const int64_t rows = static_cast<int64_t>(count) / (transposed ? w.rows : w.columns);
+        Scratch wide(type == Type::f32 ? 0 : count * sizeof(float));
+        const Results results{result, type, reinterpret_cast<float*>(type == Type::f32 ? result : wide.data())};
+        (transposed ? multiply : multiply_transposed)(w, x.data(), type, rows, results);
+      });
+}
+
+mx::array product(const mx::array& x, std::vector<mx::array> weights, const Coding& coding, int64_t columns,
+                  bool transposed, mx::Stream stream) {
+  auto shape = x.shape();
+  const int64_t rows = weights[0].shape(0);
+  if (shape.empty() || shape.back() != (transposed ? columns : rows)) {
+    throw std::invalid_argument("quantized_matmul: x must have rows of " + std::to_string(transposed ? columns : rows) +
+                                " values");
+  }
+  type_of(x.dtype());
+  shape.back() = static_cast<int>(transposed ? rows : columns);
+  weights.insert(weights.begin(), x);
+  auto primitive = std::make_shared<QuantizedMatmul>(stream, coding, columns, transposed);
+  return mx::array(shape, x.dtype(), primitive, std::move(weights));
+}
+
+std::vector<mx::array> QuantizedMatmul::vjp(const std::vector<mx::array>& primals,
+                                            const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
+                                            const std::vector<mx::array>&) {
+  for (int number : argnums) {
+    if (number != 0) throw std::invalid_argument("quantized_matmul has no gradient with respect to quantized weights");
+  }
+  std::vector<mx::array> weights(primals.begin() + 1, primals.end());
+  return {product(cotangents[0], weights, coding_, columns_, !transposed_, stream())};
+}
+
+mx::array quantized_matmul(const mx::array& x, const mx::array& weight, const std::optional<mx::array>& scales,
+                           const std::optional<mx::array>& biases, const std::string& layout, int group_size,
+                           int64_t columns, bool transpose, mx::StreamOrDevice s) {
+  return product(x, stored_arrays(weight, scales, biases), coding_of(layout, group_size), columns, transpose,
+                 mx::to_stream(s));
 }
 
 }  // namespace
 
 void bind_quantized(nanobind::module_& m) {
   using namespace nanobind::literals;
-  m.def("quantized_matmul", &quantized_matmul, "x"_a, "weight"_a, "scales"_a, "biases"_a.none(), "group_size"_a,
-        "bits"_a, "mode"_a, nanobind::kw_only(), "stream"_a = nanobind::none());
+  m.def("quantized_matmul", &quantized_matmul, "x"_a, "weight"_a, "scales"_a.none(), "biases"_a.none(), "layout"_a,
+        "group_size"_a, "columns"_a, "transpose"_a = true, nanobind::kw_only(), "stream"_a = nanobind::none(),
+        "x W^T, or x W without transpose, for x of [..., columns] (or rows) and W [rows, columns] in a layout of MLX "
+        "(affine2 .. affine8, mxfp4, mxfp8, nvfp4) or ggml (Q4_0 .. Q6_K, IQ4_NL, IQ4_XS, MXFP4); in x's dtype.");
 }
 
 }  // namespace umlm

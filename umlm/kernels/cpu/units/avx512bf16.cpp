@@ -6,6 +6,11 @@
 #include "units/rows_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
+#include "units/quantized_values.h"
+#include "units/quantized_policies_avx512bf16.h"
+#include "units/quantized_block_policies_avx512bf16.h"
+#include "units/quantized_scales_avx512bf16.h"
+#include "units/quantized_prepare_avx512bf16.h"
 #include "units/quantized_avx512bf16.h"
 
 namespace umlm {

@@ -6,6 +6,7 @@
 #include "units/rows_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
+#include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 
 namespace umlm {

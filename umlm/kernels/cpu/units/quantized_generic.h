@@ -1,143 +1,115 @@
-// Quantized products in plain C++ that compilers vectorize: for every instruction set without kernels of its own.
-//
-// A piece of a weight row is decoded to float32 integers, multiplied with all rows of activations, and the sums over
-// a group are scaled.
-
-#include <cstdint>
-#include <cstring>
+// Quantized products in float32: pieces of weight rows are decoded, then multiplied with all rows of activations.
+// Needs lanes.h, rows_generic.h and quantized_values.h.
 
 namespace umlm::UNIT {
 
-inline float bits_to_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
+// Columns of a piece and rows of weight that are decoded at a time: they stay in the second cache.
+inline constexpr int64_t kDecodedColumns = 1024;
+inline constexpr int64_t kDecodedRows = 16;
 
-inline float f16_to_float(uint16_t half) {
-  uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
-  // the exponent is rebased by a multiplication, which makes subnormals right too
-  float value = bits_to_float(rest << 13) * 0x1p112f;
-  if (rest >= 0x7c00) {
-    value = bits_to_float(0x7f800000u | (rest & 0x3ff) << 13);
-  }
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits_to_float(bits | sign);
-}
+inline int64_t prepared_bytes(const QuantizedMatrix& w) { return w.columns * sizeof(float); }
 
-inline float e4m3_to_float(uint8_t code) {
-  float value = bits_to_float(uint32_t(code & 0x7f) << 20) * 0x1p120f;
-  return code & 0x80 ? -value : value;
-}
-
-inline float e8m0_to_float(uint8_t code) { return bits_to_float(code == 0 ? 1u << 22 : uint32_t(code) << 23); }
-
-inline float stored(const uint8_t* base, Type type, int64_t at) {
-  if (type == Type::f32) {
-    float value;
-    std::memcpy(&value, base + 4 * at, 4);
-    return value;
-  }
-  uint16_t half;
-  std::memcpy(&half, base + 2 * at, 2);
-  return type == Type::f16 ? f16_to_float(half) : bits_to_float(uint32_t(half) << 16);
-}
-
-inline float scale_of(const QuantizedMatrix& w, int64_t at) {
-  switch (w.layout) {
-    case Layout::mxfp4:
-    case Layout::mxfp8: return e8m0_to_float(w.scales[at]);
-    case Layout::nvfp4: return e4m3_to_float(w.scales[at]);
-    default: return stored(w.scales, w.scale_type, at);
-  }
-}
-
-// 8 values of `bits` bits each, from as many bytes.
-template <int kBits>
-inline void fields(const uint8_t* bytes, float* out) {
-  uint64_t word = 0;
-  std::memcpy(&word, bytes, kBits);
-  for (int i = 0; i < 8; ++i) {
-    out[i] = static_cast<float>(static_cast<int>(word >> (i * kBits) & ((1 << kBits) - 1)));
-  }
-}
-
-inline constexpr float kE2M1[16] = {0, .5, 1, 1.5, 2, 3, 4, 6, -0.f, -.5, -1, -1.5, -2, -3, -4, -6};
-
-// `count` values of a row from `first` on; both are multiples of 16.
-inline void decode(const QuantizedMatrix& w, const uint8_t* row, int64_t first, int count, float* out) {
-  auto all = [&](auto function, int bits) {
-    for (int i = 0; i < count; i += 8) {
-      function(row + (first + i) * bits / 8, out + i);
-    }
-  };
-  switch (w.layout) {
-    case Layout::affine2: return all(fields<2>, 2);
-    case Layout::affine3: return all(fields<3>, 3);
-    case Layout::affine4: return all(fields<4>, 4);
-    case Layout::affine5: return all(fields<5>, 5);
-    case Layout::affine6: return all(fields<6>, 6);
-    case Layout::affine8:
-      for (int i = 0; i < count; ++i) out[i] = row[first + i];
-      return;
-    case Layout::mxfp8:
-      for (int i = 0; i < count; ++i) out[i] = e4m3_to_float(row[first + i]);
-      return;
-    case Layout::mxfp4:
-    case Layout::nvfp4:
-      for (int i = 0; i < count; i += 2) {
-        uint8_t byte = row[(first + i) / 2];
-        out[i] = kE2M1[byte & 15];
-        out[i + 1] = kE2M1[byte >> 4];
-      }
-      return;
-  }
-}
-
-inline int64_t prepared_bytes(const QuantizedMatrix& w) { return w.columns / w.group * sizeof(float); }
-
-inline Operand operand(const QuantizedMatrix& w, const float* values, int64_t rows, bool, void* scratch) {
-  return {rows, w.columns, values, nullptr, nullptr, static_cast<float*>(scratch), 0};
+inline Operand operand(const QuantizedMatrix& w, const void* source, Type type, int64_t rows, void* scratch) {
+  const auto* values = static_cast<const float*>(type == Type::f32 ? source : scratch);
+  return {rows, w.columns, source, type, values, nullptr, nullptr, nullptr, 0};
 }
 
 inline void prepare(const QuantizedMatrix& w, const Operand& x, int64_t begin, int64_t end) {
-  const int64_t groups = w.columns / w.group;
-  for (int64_t at = begin * groups; at < end * groups; ++at) {
-    float sum = 0;
-    for (int i = 0; i < w.group; ++i) {
-      sum += x.values[at * w.group + i];
+  if (x.source_type != Type::f32) {
+    widen(element(x.source, x.source_type, begin * w.columns), x.source_type, (end - begin) * w.columns,
+          const_cast<float*>(x.values) + begin * w.columns);
+  }
+}
+
+// out[i * stride + r] += the product of x's row i with w's row r, over `count` columns; R is 4.
+template <int M>
+inline void tile(const float* w, const float* x, int64_t x_stride, int64_t count, float* out, int64_t stride) {
+  Lanes sums[M][4] = {};
+  for (int64_t k = 0; k < count; k += kLanes) {
+    Lanes weight[4];
+    for (int r = 0; r < 4; ++r) {
+      weight[r] = load<Type::f32>(w + r * kDecodedColumns, k);
     }
-    const_cast<float*>(x.sums)[at] = sum;
+    for (int i = 0; i < M; ++i) {
+      const Lanes values = load<Type::f32>(x + i * x_stride, k);
+      for (int r = 0; r < 4; ++r) {
+        sums[i][r] += weight[r] * values;
+      }
+    }
+  }
+  for (int i = 0; i < M; ++i) {
+    alignas(64) float totals[16];
+    sum_lanes(sums[i][0], sums[i][1], sums[i][2], sums[i][3], totals);
+    asm volatile("" : : "r"(totals) : "memory");  // no sum here may mix with those that follow
+    for (int r = 0; r < 4; ++r) {
+      out[i * stride + r] += totals[r];
+    }
+  }
+}
+
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+inline constexpr int kTile = 5;
+#else
+inline constexpr int kTile = 2;
+#endif
+
+// One decoded piece of up to kDecodedRows rows with all rows of x. sums is [rows of x, kDecodedRows].
+inline void multiply(const float* decoded, const float* x, int64_t x_rows, int64_t x_stride, int64_t count,
+                     int64_t outputs, float* sums) {
+  int64_t m = 0;
+  for (; m + kTile <= x_rows; m += kTile) {
+    for (int64_t r = 0; r < outputs; r += 4) {
+      tile<kTile>(decoded + r * kDecodedColumns, x + m * x_stride, x_stride, count, sums + m * kDecodedRows + r,
+                  kDecodedRows);
+    }
+  }
+  for (; m < x_rows; ++m) {
+    for (int64_t r = 0; r < outputs; r += 4) {
+      tile<1>(decoded + r * kDecodedColumns, x + m * x_stride, x_stride, count, sums + m * kDecodedRows + r,
+              kDecodedRows);
+    }
+  }
+}
+
+// Rows of x that are multiplied with the decoded rows before more are decoded.
+inline constexpr int64_t kRowsOfX = 512;
+
+// Weight rows [n, n + outputs) with the rows [m, m + count) of x.
+inline void block_of_rows(const QuantizedMatrix& w, const Operand& x, int64_t n, int64_t outputs, int64_t m,
+                          int64_t rows, float* decoded, float* sums, float* out, int64_t stride) {
+  std::memset(sums, 0, rows * kDecodedRows * sizeof(float));
+  for (int64_t first = 0; first < w.columns; first += kDecodedColumns) {
+    const int64_t count = w.columns - first < kDecodedColumns ? w.columns - first : kDecodedColumns;
+    for (int64_t r = 0; r < outputs; ++r) {
+      decode(w, n + r, first, count, decoded + r * kDecodedColumns);
+    }
+    for (int64_t r = outputs; r % 4 != 0; ++r) {  // the last tile's rows that do not exist
+      std::memset(decoded + r * kDecodedColumns, 0, count * sizeof(float));
+    }
+    multiply(decoded, x.values + m * x.columns + first, rows, x.columns, count, outputs, sums);
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t r = 0; r < outputs; ++r) {
+      out[(m + i) * stride + n + r] = sums[i * kDecodedRows + r];
+    }
   }
 }
 
 inline void quantized_matmul(const QuantizedMatrix& w, const Operand& x, float* out, int64_t stride, int64_t begin,
                              int64_t end) {
-  const int64_t groups = w.columns / w.group;
-  const int group = w.group;
-  alignas(64) float values[128];
-  for (int64_t n = begin; n < end; ++n) {
-    const uint8_t* row = w.weight + n * w.row_bytes;
-    for (int64_t m = 0; m < x.rows; ++m) {
-      out[m * stride + n] = 0;
-    }
-    for (int64_t g = 0; g < groups; ++g) {
-      decode(w, row, g * group, group, values);
-      const float scale = scale_of(w, n * groups + g);
-      const float bias = w.biases == nullptr ? 0 : stored(w.biases, w.scale_type, n * groups + g);
-      for (int64_t m = 0; m < x.rows; ++m) {
-        const float* row_values = x.values + m * x.columns + g * group;
-        float sum = 0;
-        for (int i = 0; i < group; ++i) {
-          sum += values[i] * row_values[i];
-        }
-        out[m * stride + n] += scale * sum + bias * x.sums[m * groups + g];
-      }
+  alignas(64) float decoded[kDecodedRows * kDecodedColumns];
+  alignas(64) float sums[kRowsOfX * kDecodedRows];
+  for (int64_t n = begin; n < end; n += kDecodedRows) {
+    const int64_t outputs = end - n < kDecodedRows ? end - n : kDecodedRows;
+    for (int64_t m = 0; m < x.rows; m += kRowsOfX) {
+      const int64_t rows = x.rows - m < kRowsOfX ? x.rows - m : kRowsOfX;
+      block_of_rows(w, x, n, outputs, m, rows, decoded, sums, out, stride);
     }
   }
 }
 
-inline constexpr QuantizedKernels quantized_kernels = {prepared_bytes, operand, prepare, quantized_matmul};
+inline constexpr QuantizedKernels quantized_kernels = {
+    prepared_bytes, operand, prepare, quantized_matmul, quantized_matmul_t, dequantize_row,
+};
 
 }  // namespace umlm::UNIT

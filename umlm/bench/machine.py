@@ -17,6 +17,7 @@ import psutil
 
 import umlm
 from umlm import kernels
+from umlm.kernels import cpu
 
 READ_BYTES = 512 << 20  # larger than any cache
 
@@ -29,7 +30,7 @@ def hardware() -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "system": platform.platform(),
         "device": str(mx.default_device()),
-        "kernels": ", ".join(sorted(set(kernels.report().values()))),
+        "kernels": ", ".join(sorted(set(kernels.report().values()))) + _instructions(),
         "versions": f"umlm {umlm.__version__}, mlx {version('mlx')}, python {platform.python_version()}",
     }
 
@@ -49,14 +50,23 @@ def _reader_mlx() -> Callable[[], object]:
 def _reader_cpu() -> Callable[[], object]:
     """numpy's maximum on every core: it lets other threads run, and waits for memory rather than for arithmetic."""
     parts = np.array_split(np.ones(READ_BYTES // 8, dtype=np.uint64), _cores())
-    pool = ThreadPoolExecutor(len(parts))
-    return lambda: list(pool.map(np.max, parts))
+
+    def read() -> object:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            return list(pool.map(np.max, parts))
+
+    return read
 
 
 def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def _instructions() -> str:
+    extension = cpu.extension
+    return "" if extension is None else f" ({extension.isa()}, {extension.num_threads()} threads)"
 
 
 def _cores() -> int:

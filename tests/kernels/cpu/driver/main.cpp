@@ -1,0 +1,21 @@
+// Runs kernels and threads without Python and MLX, for sanitizers and emulators. Ends with 0 if all is well.
+#include <cstdio>
+#include <cstdlib>
+
+#include "core/isa.h"
+#include "parts.h"
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kForking = false;
+#else
+constexpr bool kForking = true;
+#endif
+
+int main() {
+  check_threads(kForking);
+  std::printf("threads\n");
+  for (const std::string& isa : umlm::isas()) {
+    umlm::set_isa(isa);
+    std::printf("%s\n", isa.c_str());
+  }
+}
