@@ -72,7 +72,7 @@ void multiply(const Job& job) {
   const int64_t rows = static_cast<int64_t>(job.routing.rows.size());
   const QuantizedMatrix first = job.stored.matrix();
   Scratch scratch(rows * k.prepared_bytes(first));
-  const Operand all = k.operand(first, job.x, job.type, rows, scratch.data());
+  const Operand all = operand_of(first, job.x, job.type, rows, scratch);
   parallel_for(rows, 4, [&](int64_t begin, int64_t end) { k.prepare(first, all, begin, end); });
   // a piece is some rows of one expert's matrix
   constexpr int64_t kPiece = 32;

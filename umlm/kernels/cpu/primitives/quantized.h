@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/precision.h"
 #include "primitives/row_major.h"
 
 namespace umlm {
@@ -81,5 +82,12 @@ class StoredMatrix {
   std::vector<RowMajor> parts_;
   std::vector<int64_t> strides_;
 };
+
+// The Operand of `rows` rows of activations, in the precision that is set. It is still to be filled.
+inline Operand operand_of(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, Scratch& scratch) {
+  Operand operand = kernels().quantized.operand(w, x, type, rows, scratch.data());
+  if (precision() == Precision::bfloat16) operand.low = nullptr;
+  return operand;
+}
 
 }  // namespace umlm

@@ -52,7 +52,7 @@ struct Results {
 void multiply(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, const Results& results) {
   const QuantizedKernels& k = kernels().quantized;
   Scratch scratch(rows * k.prepared_bytes(w));
-  const Operand operand = k.operand(w, x, type, rows, scratch.data());
+  const Operand operand = operand_of(w, x, type, rows, scratch);
   auto prepare = [&](int64_t begin, int64_t end) { k.prepare(w, operand, begin, end); };
   if (rows > 8) {
     parallel_for(rows, 4, prepare);
