@@ -31,7 +31,8 @@ class PageStore:
     def states(self, batch: Batch) -> list[LayerState]:
         """One state per layer for one call of the model on this batch."""
         self._reach(max(max(pages) for pages in batch.page_table))
-        return [PagedState(self, layer, batch) for layer in range(len(self.keys))]
+        table = kernels.PageTable(batch.page_table, batch.starts, batch.contexts)
+        return [PagedState(self, layer, batch, table) for layer in range(len(self.keys))]
 
     @property
     def nbytes(self) -> int:
@@ -54,8 +55,8 @@ class PageStore:
 class PagedState:
     """One layer's pages during one call: writes the new tokens, then attends over the pages."""
 
-    def __init__(self, store: PageStore, layer: int, batch: Batch) -> None:
-        self.store, self.layer, self.batch = store, layer, batch
+    def __init__(self, store: PageStore, layer: int, batch: Batch, table: kernels.PageTable) -> None:
+        self.store, self.layer, self.batch, self.table = store, layer, batch, table
         self.positions, self.lengths = batch.positions, batch.lengths
 
     def attend(
@@ -77,7 +78,7 @@ class PagedState:
             store.keys[layer],
             store.values[layer],
             batch.positions,
-            batch.page_table,
+            self.table,
             batch.starts,
             batch.contexts,
             page_size=store.page_size,

@@ -6,7 +6,7 @@ from umlm.kernels.backends import check_settings, report
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
-from umlm.kernels.paged_attention import paged_attention, write_pages
+from umlm.kernels.paged_attention import PageTable, paged_attention, write_pages
 from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
 from umlm.kernels.rope import rope
 from umlm.kernels.sampling import sample_rows
@@ -15,6 +15,7 @@ __all__ = [
     "ACTIVATIONS",
     "Format",
     "Packed",
+    "PageTable",
     "activation",
     "attention",
     "check_settings",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import mlx.core as mx
 
-from umlm.kernels.backends import op
+from umlm.kernels import cpu
+from umlm.kernels.backends import implement, op
 
 
 @op
@@ -62,3 +66,58 @@ def _softmax(scores: mx.array, sinks: mx.array | None) -> mx.array:
     column = sinks.astype(mx.float32).reshape(1, scores.shape[1], -1, 1, 1)
     column = mx.broadcast_to(column, (*scores.shape[:-1], 1))
     return mx.softmax(mx.concatenate([column, scores], axis=-1), axis=-1)[..., 1:]
+
+
+@implement(attention, "cpu")
+def _cpu_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    q_positions: mx.array,
+    k_positions: mx.array,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> Any:
+    if not cpu_serves(q, k, v):
+        return NotImplemented
+    options = {"scale": scale, "window": window, "softcap": softcap}
+    primals = [q, k, v, q_positions, k_positions]
+    return _differentiable(**options)(*primals, *([] if sinks is None else [sinks]))
+
+
+def cpu_serves(q: mx.array, k: mx.array, v: mx.array) -> bool:
+    """Whether the C++ kernels know these dtypes."""
+    return q.dtype in FLOATS and k.dtype in FLOATS and k.dtype == v.dtype
+
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+@functools.cache
+def _differentiable(scale: float, window: int | None, softcap: float | None) -> Any:
+    """The kernel forward; backward, the gradient of the plain operations."""
+
+    @mx.custom_function
+    def forward(*operands: mx.array) -> mx.array:
+        q, k, v, q_positions, k_positions, *sinks = operands
+        assert cpu.extension is not None
+        return cpu.extension.attention(
+            q, k, v, q_positions, k_positions, scale, window or 0, softcap or 0.0, sinks[0] if sinks else None
+        )
+
+    @forward.vjp
+    def backward(operands: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> tuple[mx.array, ...]:
+        q, k, v, q_positions, k_positions, *sinks = operands
+
+        def plain(*floats: mx.array) -> list[mx.array]:
+            q, k, v, *sinks = floats
+            options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks[0] if sinks else None}
+            return [attention.reference(q, k, v, q_positions, k_positions, **options)]  # type: ignore[attr-defined]
+
+        gq, gk, gv, *gsinks = mx.vjp(plain, [q, k, v, *sinks], [cotangent])[1]
+        return (gq, gk, gv, mx.zeros_like(q_positions), mx.zeros_like(k_positions), *gsinks)
+
+    return forward

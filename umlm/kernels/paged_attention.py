@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from umlm.kernels.attention import attention
-from umlm.kernels.backends import op
+from umlm.kernels import cpu
+from umlm.kernels.attention import FLOATS, attention, cpu_serves
+from umlm.kernels.backends import implement, op
 
 
 @op
@@ -19,6 +22,29 @@ def write_pages(pages: mx.array, slots: mx.array, values: mx.array) -> mx.array:
     """
     pages[slots] = values.astype(pages.dtype)
     return pages
+
+
+@implement(write_pages, "cpu")
+def _cpu_write_pages(pages: mx.array, slots: mx.array, values: mx.array) -> Any:
+    if pages.dtype not in FLOATS or values.dtype not in FLOATS:
+        return NotImplemented
+    assert cpu.extension is not None
+    cpu.extension.write_pages(pages, slots, values)
+    return pages
+
+
+class PageTable(list[Sequence[int]]):
+    """The page ids of a packed row's requests, and what a backend makes of them once for all layers."""
+
+    def __init__(self, page_table: Sequence[Sequence[int]], starts: Sequence[int], contexts: Sequence[int]) -> None:
+        super().__init__(page_table)
+        self.starts, self.contexts = starts, contexts
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The C++ kernels' own form."""
+        assert cpu.extension is not None
+        return cpu.extension.PageTable(list(self), list(self.starts), list(self.contexts))
 
 
 @op
@@ -41,7 +67,8 @@ def paged_attention(
 
     q [1, T, H, D]; k_pages, v_pages [num_slots, Hkv, D], the new tokens' own included; positions [T];
     request r owns q[:, starts[r]:starts[r + 1]], its tokens 0 .. contexts[r] lie in page_table[r].
-    Returns [1, T, H, Dv]. The rest as in `attention`.
+    Returns [1, T, H, Dv]. The rest as in `attention`. page_table may be a PageTable of these starts and contexts,
+    which saves work where several calls share it.
     """
     outputs = []
     for row, pages in enumerate(page_table):
@@ -62,6 +89,31 @@ def paged_attention(
         )
         outputs.append(out)
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+
+
+@implement(paged_attention, "cpu")
+def _cpu_paged_attention(
+    q: mx.array,
+    k_pages: mx.array,
+    v_pages: mx.array,
+    positions: mx.array,
+    page_table: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    contexts: Sequence[int],
+    *,
+    page_size: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> Any:
+    if not cpu_serves(q, k_pages, v_pages):
+        return NotImplemented
+    table = page_table if isinstance(page_table, PageTable) else PageTable(page_table, starts, contexts)
+    assert cpu.extension is not None
+    return cpu.extension.paged_attention(
+        q, k_pages, v_pages, positions, table.compiled, page_size, scale, window or 0, softcap or 0.0, sinks
+    )
 
 
 def first_visible(context: int, num_new: int, window: int | None, page_size: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from umlm.kernels.backends import op
+from umlm.kernels import cpu
+from umlm.kernels.backends import implement, op
 
 
 @op
@@ -24,3 +25,9 @@ def rope(x: mx.array, positions: mx.array, inv_freq: mx.array, *, scale: float =
     turned = [part.astype(x.dtype) for part in turned]
     rest = [x[..., 2 * half :]] if x.shape[-1] > 2 * half else []
     return mx.concatenate(turned + rest, axis=-1)
+
+
+@implement(rope, "cpu")
+def _cpu_rope(x: mx.array, positions: mx.array, inv_freq: mx.array, *, scale: float = 1.0) -> mx.array:
+    assert cpu.extension is not None
+    return cpu.extension.rope(x, positions, inv_freq, scale)

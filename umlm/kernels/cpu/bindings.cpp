@@ -19,8 +19,10 @@ NB_MODULE(_ext, m) {
         "Processors that the control groups' quotas are worth, rounded up; 0 without a quota.");
   m.def("num_threads", &umlm::num_threads, "Threads that kernels use.");
   m.def("set_num_threads", &umlm::set_num_threads, "count"_a, "Set the threads that kernels use; 0: what the process may use.");
+  umlm::bind_attention(m);
   umlm::bind_dense(m);
   umlm::bind_quantized(m);
+  umlm::bind_rope(m);
   umlm::bind_rows(m);
   umlm::bind_sampling(m);
 }

@@ -1,6 +1,7 @@
 // The kernels: plain functions on raw pointers, free of MLX; one table of tables per instruction set.
 #pragma once
 
+#include "core/attention.h"
 #include "core/dense.h"
 #include "core/quantized.h"
 #include "core/rows.h"
@@ -12,6 +13,8 @@ struct Kernels {
   const char* name;
   QuantizedKernels quantized;
   RowKernels rows;
+  RopeKernels rope;
+  AttentionKernels attention;
   DenseKernels dense;
   SamplingKernels sampling;
 };

@@ -4,6 +4,9 @@
 #include "units/lanes.h"
 #include "units/math.h"
 #include "units/rows_generic.h"
+#include "units/rope_generic.h"
+#include "units/attention_tiles.h"
+#include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
 #include "units/quantized_values.h"
@@ -16,6 +19,8 @@ const Kernels& kernels_avx2() {
       "avx2",
       avx2::quantized_kernels,
       avx2::row_kernels,
+      avx2::rope_kernels,
+      avx2::attention_kernels,
       avx2::dense_kernels,
       avx2::sampling_kernels,
   };

@@ -4,6 +4,9 @@
 #include "units/lanes.h"
 #include "units/math.h"
 #include "units/rows_generic.h"
+#include "units/rope_generic.h"
+#include "units/attention_tiles.h"
+#include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
 #include "units/quantized_values.h"
@@ -20,6 +23,8 @@ const Kernels& kernels_avx512bf16() {
       "avx512bf16",
       avx512bf16::quantized_kernels,
       avx512bf16::row_kernels,
+      avx512bf16::rope_kernels,
+      avx512bf16::attention_kernels,
       avx512bf16::dense_kernels,
       avx512bf16::sampling_kernels,
   };

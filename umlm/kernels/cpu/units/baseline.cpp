@@ -4,6 +4,9 @@
 #include "units/lanes.h"
 #include "units/math.h"
 #include "units/rows_generic.h"
+#include "units/rope_generic.h"
+#include "units/attention_tiles.h"
+#include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
 #include "units/quantized_values.h"
@@ -16,6 +19,8 @@ const Kernels& kernels_baseline() {
       "baseline",
       baseline::quantized_kernels,
       baseline::row_kernels,
+      baseline::rope_kernels,
+      baseline::attention_kernels,
       baseline::dense_kernels,
       baseline::sampling_kernels,
   };
