@@ -22,6 +22,7 @@ int main() {
     check_dense();
     check_quantized();
     check_sampling();
+    check_attention();
     std::printf("%s\n", isa.c_str());
   }
 }

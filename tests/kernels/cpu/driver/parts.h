@@ -7,3 +7,4 @@ void check_quantized();
 void check_dense();
 void check_rows();
 void check_sampling();
+void check_attention();
