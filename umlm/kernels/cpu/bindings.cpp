@@ -24,6 +24,7 @@ NB_MODULE(_ext, m) {
   m.def("set_precision", &umlm::set_precision, "name"_a, "Set it: 'exact' or 'bfloat16'.");
   umlm::bind_attention(m);
   umlm::bind_dense(m);
+  umlm::bind_embedding(m);
   umlm::bind_quantized(m);
   umlm::bind_experts(m);
   umlm::bind_rope(m);
