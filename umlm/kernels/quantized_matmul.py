@@ -39,12 +39,16 @@ CPU_BLOCKS = frozenset(
 
 @implement(quantized_matmul, "cpu")
 def _cpu_quantized_matmul(x: mx.array, packed: Packed) -> Any:
-    if len(packed.shape) != 2 or packed.format.ggml_type not in (None, *CPU_BLOCKS):
+    if not _has_kernel(packed):
         return NotImplemented
     assert cpu.extension is not None
     return cpu.extension.quantized_matmul(
         x, packed.weight, packed.scales, packed.biases, _layout(packed), packed.format.group_size, packed.shape[-1]
     )
+
+
+def _has_kernel(packed: Packed) -> bool:
+    return len(packed.shape) == 2 and packed.format.ggml_type in (None, *CPU_BLOCKS)
 
 
 def _layout(packed: Packed) -> str:
@@ -72,6 +76,17 @@ def embedding(ids: mx.array, table: mx.array | Packed, dtype: mx.Dtype) -> mx.ar
     assert table.scales is not None
     biases = None if table.biases is None else table.biases[ids]
     return _dequantize_mlx(table, table.weight[ids], table.scales[ids], biases, dtype)
+
+
+@implement(embedding, "cpu")
+def _cpu_embedding(ids: mx.array, table: mx.array | Packed, dtype: mx.Dtype) -> Any:
+    if not isinstance(table, Packed) or not _has_kernel(table):
+        return NotImplemented
+    assert cpu.extension is not None
+    form = table.format
+    return cpu.extension.embedding(
+        ids, table.weight, table.scales, table.biases, _layout(table), form.group_size, table.shape[-1], dtype
+    )
 
 
 # A slice of this many values (16 MiB of float32) is dequantized at a time.

@@ -21,6 +21,7 @@ NB_MODULE(_ext, m) {
   m.def("set_num_threads", &umlm::set_num_threads, "count"_a, "Set the threads that kernels use; 0: what the process may use.");
   umlm::bind_attention(m);
   umlm::bind_dense(m);
+  umlm::bind_embedding(m);
   umlm::bind_quantized(m);
   umlm::bind_rope(m);
   umlm::bind_rows(m);

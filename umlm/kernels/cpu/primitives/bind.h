@@ -7,6 +7,7 @@ namespace umlm {
 
 void bind_attention(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);
+void bind_embedding(nanobind::module_& m);
 void bind_quantized(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
