@@ -40,8 +40,8 @@ inline void clear(const Attention& a, int64_t rows, float* states) {
   for (int64_t r = 0; r < rows; ++r) largest(a, states + r * size) = -kInfinity;
 }
 
-// exp(x - top) where top may be that of no keys at all
-inline float weight(float x, float top) { return exp(x - (top == -kInfinity ? 0 : top)); }
+// exp(x - top), and 0 where x is that of no keys at all
+inline float weight(float x, float top) { return x < top - 86.0f || x == -kInfinity ? 0 : exp(x - top); }
 
 inline void merge_row(const Attention& a, float* total, const float* other) {
   const int64_t dims = lanes_of(a.v_head_dim, a.type);
