@@ -4,6 +4,10 @@
 #include "units/lanes.h"
 #include "units/math.h"
 #include "units/rows_generic.h"
+#include "units/rope_generic.h"
+#include "units/attention_tiles.h"
+#include "units/attention_softmax.h"
+#include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
 #include "units/quantized_values.h"
@@ -16,6 +20,8 @@ const Kernels& kernels_neon() {
       "neon",
       neon::quantized_kernels,
       neon::row_kernels,
+      neon::rope_kernels,
+      neon::attention_kernels,
       neon::dense_kernels,
       neon::sampling_kernels,
   };
