@@ -96,7 +96,8 @@ void attend(const Attention& a) {
   for (int64_t head = 0; head < a.kv_heads; ++head) {
     float* total = states.get() + head * parts * size;
     for (int64_t i = 1; i < parts; ++i) k.merge(a, size / k.state_size(a), total, total + i * size);
-    k.finish(a, head, 0, a.queries, total);
+    auto scratch = exactly<float>(k.scratch_size(a, a.queries));
+    k.finish(a, head, 0, a.queries, total, scratch.get());
   }
 }
 
