@@ -20,7 +20,16 @@ FLOORS = {
 TOP = 6  # every other module: server and the verbs
 VERB_HOST = "umlm.cli"
 WITHOUT_MLX = ("umlm", "umlm.options", "umlm.cache.pool", "umlm.engine.request", "umlm.engine.scheduler", "umlm.text")
-LAZY = {"gguf", "huggingface_hub", "mlx_lm", "torch", "transformers", "peft", "mpi4py", "llguidance"}  # slow to load, or optional
+LAZY = {
+    "gguf",
+    "huggingface_hub",
+    "mlx_lm",
+    "torch",
+    "transformers",
+    "peft",
+    "mpi4py",
+    "llguidance",
+}  # slow to load, or optional
 BANNED_NAMES = {"utils", "common", "manager", "base", "helpers"}
 MAX_LINES = 400
 

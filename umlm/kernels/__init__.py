@@ -3,6 +3,7 @@
 from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
 from umlm.kernels.attention import attention
 from umlm.kernels.backends import check_settings, report
+from umlm.kernels.experts import expert_matmul
 from umlm.kernels.halves import Norm, Pages, Projection, attention_half, feed_forward_half, halves_serve
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
@@ -26,6 +27,7 @@ __all__ = [
     "check_settings",
     "dequantize",
     "embedding",
+    "expert_matmul",
     "feed_forward_half",
     "gated_activation",
     "halves_serve",

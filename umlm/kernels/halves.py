@@ -18,7 +18,7 @@ from umlm.kernels import cpu
 from umlm.kernels.backends import serving
 from umlm.kernels.packed import Packed
 from umlm.kernels.paged_attention import PageTable
-from umlm.kernels.quantized_matmul import CPU_BLOCKS, layout_of
+from umlm.kernels.quantized_matmul import CPU_BLOCKS
 
 
 class Projection(NamedTuple):
@@ -136,7 +136,7 @@ def _weights(projection: Projection) -> Any:
         weight.scales,
         weight.biases,
         projection.bias,
-        layout_of(weight),
+        weight.format.layout,
         weight.format.group_size,
         weight.shape[-1],
     )

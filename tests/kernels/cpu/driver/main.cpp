@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "core/isa.h"
+#include "core/threads.h"
 #include "parts.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -14,8 +15,14 @@ constexpr bool kForking = true;
 int main() {
   check_threads(kForking);
   std::printf("threads\n");
+  umlm::set_num_threads(3);
   for (const std::string& isa : umlm::isas()) {
     umlm::set_isa(isa);
+    check_rows();
+    check_dense();
+    check_quantized();
+    check_sampling();
+    check_attention();
     std::printf("%s\n", isa.c_str());
   }
 }

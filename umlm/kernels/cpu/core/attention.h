@@ -41,8 +41,9 @@ struct AttentionKernels {
                  float* states, float* scratch);
   // total becomes the states after the keys of both; `other` has the later parts
   void (*merge)(const Attention& a, int64_t rows, float* total, const float* other);
-  // the rows' part of out, from their final states
-  void (*finish)(const Attention& a, int64_t kv_head, int64_t first, int64_t queries, const float* states);
+  // the rows' part of out, from their final states; scratch as attend's
+  void (*finish)(const Attention& a, int64_t kv_head, int64_t first, int64_t queries, const float* states,
+                 float* scratch);
 };
 
 struct RopeKernels {

@@ -18,7 +18,7 @@ struct DenseProduct {
 };
 
 // A product is computed in independent blocks of so many rows and outputs.
-constexpr int64_t kBlockRows = 48;
+constexpr int64_t kBlockRows = 96;
 constexpr int64_t kBlockOutputs = 32;
 
 struct DenseKernels {

@@ -139,7 +139,7 @@ class Plan {
     float* memory = thread_scratch(own + k.scratch_size(a, item.queries));
     float* result = whole ? memory : states + item.states;
     k.attend(a, item.head, item.query, item.queries, item.begin, item.end, result, memory + own);
-    if (whole) k.finish(a, item.head, item.query, item.queries, result);
+    if (whole) k.finish(a, item.head, item.query, item.queries, result, memory + own);
   }
 
   static void join(const Split& split, float* states) {
@@ -147,7 +147,7 @@ class Plan {
     const Attention& a = *split.a;
     const int64_t all = rows(a, a.queries);
     for (int64_t i = 1; i < split.parts; ++i) k.merge(a, all, states, states + i * all * size(a));
-    k.finish(a, split.head, 0, a.queries, states);
+    k.finish(a, split.head, 0, a.queries, states, thread_scratch(k.scratch_size(a, a.queries)));
   }
 
   std::vector<Item> items_;

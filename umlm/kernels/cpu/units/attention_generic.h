@@ -2,12 +2,6 @@
 
 namespace umlm::UNIT {
 
-inline constexpr float kInfinity = __builtin_inff();
-
-struct Range {
-  int64_t begin, end;
-};
-
 inline Range both(Range a, Range b) {
   return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
 }
@@ -40,16 +34,14 @@ inline int64_t lanes_of(int64_t dims, Type type) {
 inline int64_t state_size(const Attention& a) { return lanes_of(a.v_head_dim, a.type) + kLanes; }
 
 inline float& largest(const Attention& a, float* state) { return state[lanes_of(a.v_head_dim, a.type)]; }
-inline float& weight_sum(const Attention& a, float* state) { return state[lanes_of(a.v_head_dim, a.type) + 1]; }
-
 inline void clear(const Attention& a, int64_t rows, float* states) {
   const int64_t size = state_size(a);
   for (int64_t i = 0; i < rows * size; ++i) states[i] = 0;
   for (int64_t r = 0; r < rows; ++r) largest(a, states + r * size) = -kInfinity;
 }
 
-// exp(x - top) where top may be that of no keys at all
-inline float weight(float x, float top) { return exp(x - (top == -kInfinity ? 0 : top)); }
+// exp(x - top), and 0 where x is that of no keys at all
+inline float weight(float x, float top) { return x < top - 86.0f || x == -kInfinity ? 0 : exp(x - top); }
 
 inline void merge_row(const Attention& a, float* total, const float* other) {
   const int64_t dims = lanes_of(a.v_head_dim, a.type);
@@ -66,47 +58,7 @@ inline void merge(const Attention& a, int64_t rows, float* total, const float* o
   for (int64_t r = 0; r < rows; ++r) merge_row(a, total + r * state_size(a), other + r * state_size(a));
 }
 
-// Scores outside of `seen`, and of keys that lie after the query or before its window, become -infinity.
-inline void mask(const Attention& a, int64_t query, int64_t base, Range seen, float* scores) {
-  for (int j = 0; j < kBlockKeys; ++j) {
-    scores[j] = j >= seen.begin && j < seen.end ? scores[j] : -kInfinity;
-  }
-  if (a.key_positions == nullptr) return;
-  const int64_t last = a.positions[query], first = a.window > 0 ? last - a.window + 1 : INT64_MIN;
-  for (int64_t j = seen.begin; j < seen.end; ++j) {
-    const int64_t position = a.key_positions[base + j];
-    if (position < first || position > last) scores[j] = -kInfinity;
-  }
-}
-
-// Turn a block's scores into weights, and return what the sums so far are to be multiplied with.
-[[gnu::noinline]] inline float soften(const Attention& a, int64_t query, int64_t base, Range seen, float* scores,
-                                      float* top, float* sum) {
-  if (a.softcap > 0) {
-    for (int j = 0; j < kBlockKeys; ++j) scores[j] = a.softcap * tanh(scores[j] / a.softcap);
-  }
-  mask(a, query, base, seen, scores);
-  Lanes most = get(scores);
-  for (int j = kLanes; j < kBlockKeys; j += kLanes) {
-    const Lanes next = get(scores + j);
-    most = next > most ? next : most;
-  }
-  float next = *top;
-  for (int i = 0; i < kLanes; ++i) next = most[i] > next ? most[i] : next;
-  const float zero = next == -kInfinity ? 0 : next, decay = exp(*top - zero);
-  for (int j = 0; j < kBlockKeys; ++j) scores[j] = exp(scores[j] - zero);
-  Lanes total = get(scores);
-  for (int j = kLanes; j < kBlockKeys; j += kLanes) total = held(total + get(scores + j));
-  float all = total[0];
-  for (int i = 1; i < kLanes; ++i) all += total[i];
-  *top = next;
-  *sum = *sum * decay + all;
-  return decay;
-}
-
-inline int64_t slot(const Attention& a, int64_t key) {
-  return a.pages == nullptr ? key : a.pages[key / a.page_size] * a.page_size + key % a.page_size;
-}
+inline constexpr int64_t kRangeFloats = sizeof(Range) / sizeof(float);
 
 // What attend works with: one kv head, rows of some queries, all in scratch.
 template <Type kType>
@@ -116,6 +68,7 @@ struct Work {
   int64_t q_stride, size;
   bool many;
   float *q, *states, *scores, *packed, *widened;
+  Range* ranges;  // of keys that a row's query sees
 
   Work(const Attention& a, int64_t head, int64_t first, int64_t queries, float* scratch)
       : a(a), head(head), first(first), group(a.heads / a.kv_heads) {
@@ -123,42 +76,59 @@ struct Work {
     many = rows >= kManyRows;
     q_stride = lanes_of(a.head_dim, kType);
     size = state_size(a);
-    q = scratch;
+    ranges = reinterpret_cast<Range*>(scratch);
+    q = scratch + rows * kRangeFloats;
     states = q + rows * q_stride;
     scores = states + rows * size;
     packed = scores + kRowTile * kBlockKeys;
     widened = packed + kBlockKeys * q_stride;
+    for (int64_t r = 0; r < rows; ++r) ranges[r] = visible(a, query(r));
   }
 
   int64_t query(int64_t row) const { return first + row / group; }
 
-  // q times scale, in the order in which the products meet it; a head's values go through `states`.
+  // q times scale, in the order in which the products meet it; `packed` is free until then.
   void load_queries() {
     const int64_t vectors = q_stride / kLanes;
+    float* values = packed;
+    auto* places = reinterpret_cast<uint32_t*>(packed + q_stride);
+    for (int64_t d = 0; d < a.head_dim; ++d) {
+      const int64_t place = Step<kType>::place(d);
+      places[d] = many ? place % kLanes * vectors + place / kLanes : place;
+    }
+    for (int64_t i = 0; i < rows * q_stride; ++i) q[i] = 0;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t at = query(r) * a.heads + head * group + r % group;
-      float *row = q + r * q_stride, *values = packed;
       widen(element(a.q, a.q_type, at * a.head_dim), a.q_type, a.head_dim, values);
-      for (int64_t i = 0; i < q_stride; ++i) row[i] = 0;
-      for (int64_t d = 0; d < a.head_dim; ++d) {
-        const int64_t place = Step<kType>::place(d);
-        row[many ? place % kLanes * vectors + place / kLanes : place] = values[d] * a.scale;
-      }
+      for (int64_t d = 0; d < a.head_dim; ++d) q[r * q_stride + places[d]] = values[d] * a.scale;
     }
   }
 
-  // Where the rows of a block's keys or values lie; the nearest of `range` stands in for those outside.
-  void find_rows(const void* pages, int64_t dims, int64_t base, Range range, const void** found) const {
-    for (int64_t j = 0; j < kBlockKeys; ++j) {
-      const int64_t inside = j < range.begin ? range.begin : j >= range.end ? range.end - 1 : j;
-      found[j] = element(pages, kType, (slot(a, base + inside) * a.kv_heads + head) * dims);
+  // Where the rows of a block's keys and values lie; the nearest of `range` stands in for those outside.
+  void find_rows(int64_t base, Range range, const void** keys, const void** values) const {
+    const int64_t first = base + range.begin, page_size = a.pages == nullptr ? INT64_MAX : a.page_size;
+    int64_t page = first / page_size, offset = first % page_size;
+    for (int64_t j = range.begin; j < range.end; ++j, ++offset) {
+      if (offset == page_size) ++page, offset = 0;
+      const int64_t slot = a.pages == nullptr ? offset : a.pages[page] * page_size + offset;
+      keys[j] = element(a.k, kType, (slot * a.kv_heads + head) * a.head_dim);
+      values[j] = element(a.v, kType, (slot * a.kv_heads + head) * a.v_head_dim);
+      prefetch(keys[j], a.head_dim);
+      prefetch(values[j], a.v_head_dim);
     }
+    for (int64_t j = range.begin / 4 * 4; j < range.begin; ++j) keys[j] = keys[range.begin];
+    for (int64_t j = range.end; j % 4 != 0; ++j) keys[j] = keys[range.end - 1];
+  }
+
+  // Rows of a head lie apart, where the processor does not look ahead.
+  static void prefetch(const void* row, int64_t dims) {
+    const int64_t bytes = dims * (kType == Type::f32 ? 4 : 2);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
   }
 
   void block(int64_t base, Range range) {
     const void *keys[kBlockKeys], *values[kBlockKeys];
-    find_rows(a.k, a.head_dim, base, range, keys);
-    find_rows(a.v, a.v_head_dim, base, range, values);
+    find_rows(base, range, keys, values);
     if (many) {
       pack_keys<kType>(keys, a.head_dim, range.begin, range.end, packed);
       if (kType != Type::f32) widen_values(range, values);
@@ -183,7 +153,7 @@ struct Work {
   }
 
   Range seen(int64_t base, int64_t row) const {
-    const Range range = both(visible(a, query(row)), {base, base + kBlockKeys});
+    const Range range = both(ranges[row], {base, base + kBlockKeys});
     return {range.begin - base, range.end - base};
   }
 
@@ -197,12 +167,14 @@ struct Work {
     }
     if (any.begin >= any.end) return;
     rows_as<kRowTile>(count, [&](auto rows) { score<rows>(row, keys, any); });
-    float decay[kRowTile];
     for (int64_t r = 0; r < count; ++r) {
-      float* state = states + (row + r) * size;
-      decay[r] = soften(a, query(row + r), base, seen(base, row + r), scores + r * kBlockKeys, &largest(a, state),
-                        &weight_sum(a, state));
+      float* own = scores + r * kBlockKeys;
+      if (a.softcap > 0) cap(a.softcap, own);
+      mask(seen(base, row + r), own);
+      if (a.key_positions != nullptr) mask_by_position(a, query(row + r), base, seen(base, row + r), own);
     }
+    float decay[4];
+    rows_as<kRowTile>(count, [&](auto rows) { soften<rows>(scores, states + row * size + size - kLanes, size, decay); });
     rows_as<kRowTile>(count, [&](auto rows) { add<rows>(row, decay, values, any); });
   }
 
@@ -278,7 +250,7 @@ void attend_as(const Attention& a, int64_t head, int64_t first, int64_t queries,
 
 inline int64_t scratch_size(const Attention& a, int64_t queries) {
   const int64_t rows = queries * (a.heads / a.kv_heads), q = lanes_of(a.head_dim, a.type);
-  return rows * (q + state_size(a)) + kRowTile * kBlockKeys + kBlockKeys * (q + state_size(a));
+  return rows * (kRangeFloats + q + state_size(a)) + kRowTile * kBlockKeys + kBlockKeys * (q + state_size(a));
 }
 
 inline void attend(const Attention& a, int64_t head, int64_t first, int64_t queries, int64_t begin, int64_t end,
@@ -290,12 +262,24 @@ inline void attend(const Attention& a, int64_t head, int64_t first, int64_t quer
   }
 }
 
-inline int64_t place_of(Type type, int64_t d) { return type == Type::bf16 ? Step<Type::bf16>::place(d) : d; }
+// The sums of a state times factor, in the order of dims.
+inline void put_in_order(const Attention& a, const float* state, float factor, float* out) {
+  const int64_t dims = lanes_of(a.v_head_dim, a.type);
+  if (a.type != Type::bf16) {
+    for (int64_t i = 0; i < dims; ++i) out[i] = state[i] * factor;
+    return;
+  }
+  for (int64_t at = 0; at < dims; at += 2 * kLanes) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      out[at + 2 * i] = state[at + i] * factor;
+      out[at + 2 * i + 1] = state[at + kLanes + i] * factor;
+    }
+  }
+}
 
-inline void finish(const Attention& a, int64_t head, int64_t first, int64_t queries, const float* states) {
+inline void finish(const Attention& a, int64_t head, int64_t first, int64_t queries, const float* states,
+                   float* scratch) {
   const int64_t group = a.heads / a.kv_heads, dims = lanes_of(a.v_head_dim, a.type), size = state_size(a);
-  constexpr int64_t kPart = 256;
-  float values[kPart];
   for (int64_t r = 0; r < queries * group; ++r) {
     const float* state = states + r * size;
     const int64_t q_head = head * group + r % group;
@@ -305,13 +289,9 @@ inline void finish(const Attention& a, int64_t head, int64_t first, int64_t quer
       factor = weight(state[dims], top);
       total = total * factor + weight(sink, top);
     }
-    factor /= total;
+    put_in_order(a, state, factor / total, scratch);
     const int64_t at = ((first + r / group) * a.heads + q_head) * a.v_head_dim;
-    for (int64_t d = 0; d < a.v_head_dim; d += kPart) {
-      const int64_t count = a.v_head_dim - d < kPart ? a.v_head_dim - d : kPart;
-      for (int64_t i = 0; i < count; ++i) values[i] = state[place_of(a.type, d + i)] * factor;
-      narrow(values, a.q_type, count, const_cast<uint8_t*>(element(a.out, a.q_type, at + d)));
-    }
+    narrow(scratch, a.q_type, a.v_head_dim, const_cast<uint8_t*>(element(a.out, a.q_type, at)));
   }
 }
 

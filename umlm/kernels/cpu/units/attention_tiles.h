@@ -109,26 +109,33 @@ struct Step {
   template <bool kWhole>
   static void load(const void* row, int64_t step, int64_t dims, Lanes* out) {
     const int64_t at = step * kValues;
-    if (kWhole || at + kValues <= dims) {
-      if constexpr (kVectors == 1) {
-        out[0] = umlm::UNIT::load<kType>(row, at);
-      } else {
-        split(static_cast<const uint16_t*>(row) + at, out);
-      }
-    } else if constexpr (kVectors == 1) {
-      out[0] = load_part<kType>(row, at, dims - at);
+    if constexpr (kVectors == 2) {
+      const Words pairs = load_pairs<kWhole>(row, at, dims);
+      out[0] = (Lanes)(pairs << 16);
+      out[1] = (Lanes)(pairs & 0xffff0000u);
+    } else if (kWhole || at + kValues <= dims) {
+      out[0] = umlm::UNIT::load<kType>(row, at);
     } else {
-      uint16_t values[kValues] = {};
-      __builtin_memcpy(values, static_cast<const uint16_t*>(row) + at, (dims - at) * 2);
-      split(values, out);
+      out[0] = load_part<kType>(row, at, dims - at);
     }
   }
 
-  static void split(const uint16_t* from, Lanes* out) {
-    Words pairs;
-    __builtin_memcpy(&pairs, from, sizeof(pairs));
-    out[0] = (Lanes)(pairs << 16);
-    out[1] = (Lanes)(pairs & 0xffff0000u);
+  template <bool kWhole>
+  static Words load_pairs(const void* row, int64_t at, int64_t dims) {
+    const uint16_t* from = static_cast<const uint16_t*>(row) + at;
+    Words pairs = {};
+    if (kWhole || at + kValues <= dims) {
+      __builtin_memcpy(&pairs, from, sizeof(pairs));
+    } else {
+#if defined(__AVX512BW__)
+      pairs = (Words)_mm512_maskz_loadu_epi16((1u << (dims - at)) - 1, from);
+#else
+      uint16_t values[kValues] = {};
+      __builtin_memcpy(values, from, (dims - at) * 2);
+      __builtin_memcpy(&pairs, values, sizeof(pairs));
+#endif
+    }
+    return pairs;
   }
 };
 

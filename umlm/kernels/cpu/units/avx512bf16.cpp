@@ -6,6 +6,7 @@
 #include "units/rows_generic.h"
 #include "units/rope_generic.h"
 #include "units/attention_tiles.h"
+#include "units/attention_softmax.h"
 #include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"

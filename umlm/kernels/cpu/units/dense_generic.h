@@ -12,7 +12,7 @@ inline constexpr int kTileRows = 3;
 #endif
 inline constexpr int kTileOutputs = 4;
 inline constexpr int64_t kFewRows = 2 * kTileRows;
-inline constexpr int64_t kPanelColumns = 768;
+inline constexpr int64_t kPanelColumns = 1024;
 
 // float32 operands and sums; the weight is widened as it is loaded.
 template <Type kType>
@@ -139,17 +139,18 @@ void pack_panel(const DenseProduct& p, int64_t output, int64_t outputs, int64_t 
   }
 }
 
+// Columns [first, first + count) of x times a panel: sums go on from `carried`, and from there to out after the last.
 template <typename Policy, int M>
 void tile_many(const DenseProduct& p, const typename Policy::Packed* panel, int64_t row, int64_t first, int64_t count,
-               Lanes* carried) {
+               Lanes* carried, float* out) {
   const int64_t whole = count / Policy::kStep * Policy::kStep;
-  Lanes sums[M][kTileOutputs];
+  Lanes sums[M][kTileOutputs] = {};
   const uint8_t* x[M];
   for (int i = 0; i < M; ++i) {
     x[i] = element(p.x, Policy::kX, (row + i) * p.columns + first);
-    for (int r = 0; r < kTileOutputs; ++r) {
-      sums[i][r] = carried[i * kBlockOutputs + r];
-    }
+  }
+  if (first > 0) {
+    __builtin_memcpy(sums, carried, sizeof(sums));
   }
   for (int64_t k = 0; k < whole; k += Policy::kStep) {
     typename Policy::Vector weights[kTileOutputs];
@@ -171,9 +172,11 @@ void tile_many(const DenseProduct& p, const typename Policy::Packed* panel, int6
       }
     }
   }
-  for (int i = 0; i < M; ++i) {
-    for (int r = 0; r < kTileOutputs; ++r) {
-      carried[i * kBlockOutputs + r] = sums[i][r];
+  if (first + count < p.columns) {
+    __builtin_memcpy(carried, sums, sizeof(sums));
+  } else {
+    for (int i = 0; i < M; ++i) {
+      sum_lanes(sums[i][0], sums[i][1], sums[i][2], sums[i][3], out + i * kBlockOutputs);
     }
   }
 }
@@ -182,7 +185,6 @@ template <typename Policy>
 void block_many(const DenseProduct& p, int64_t row, int64_t rows, int64_t output, int64_t outputs, float* out) {
   alignas(64) typename Policy::Packed panel[kBlockOutputs * kPanelColumns];
   alignas(64) Lanes carried[kBlockRows * kBlockOutputs];
-  __builtin_memset(carried, 0, rows * kBlockOutputs * sizeof(Lanes));
   const int64_t spare = (outputs + kTileOutputs - 1) / kTileOutputs * kTileOutputs - outputs;
   __builtin_memset(panel + outputs * kPanelColumns, 0, spare * kPanelColumns * sizeof(panel[0]));
   for (int64_t first = 0; first < p.columns; first += kPanelColumns) {
@@ -190,22 +192,18 @@ void block_many(const DenseProduct& p, int64_t row, int64_t rows, int64_t output
     pack_panel<Policy>(p, output, outputs, first, count, panel);
     in_tiles(rows, [&]<int M>(int64_t at) {
       for (int64_t n = 0; n < outputs; n += kTileOutputs) {
-        tile_many<Policy, M>(p, panel + n * kPanelColumns, row + at, first, count, carried + at * kBlockOutputs + n);
+        // a tile's sums lie together: kTileOutputs each of M rows
+        tile_many<Policy, M>(p, panel + n * kPanelColumns, row + at, first, count,
+                             carried + at * kBlockOutputs + n * M, out + at * kBlockOutputs + n);
       }
     });
-  }
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t n = 0; n < outputs; n += kTileOutputs) {
-      const Lanes* sums = carried + i * kBlockOutputs + n;
-      sum_lanes(sums[0], sums[1], sums[2], sums[3], out + i * kBlockOutputs + n);
-    }
   }
 }
 
 template <typename Policy>
 void block_sums(const DenseProduct& p, int64_t row, int64_t rows, int64_t output, int64_t outputs, float* out) {
-  rows <= kFewRows ? block_few<Policy>(p, row, rows, output, outputs, out)
-                   : block_many<Policy>(p, row, rows, output, outputs, out);
+  rows <= kFewRows || p.columns == 0 ? block_few<Policy>(p, row, rows, output, outputs, out)
+                                      : block_many<Policy>(p, row, rows, output, outputs, out);
 }
 
 inline Type operand_type([[maybe_unused]] Type x, [[maybe_unused]] Type weight) {

@@ -78,7 +78,8 @@ inline void sum_lanes(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {
   __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(wx, yz, 0x88), _mm512_shuffle_f32x4(wx, yz, 0xdd));
   all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
   all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
-  _mm512_mask_compressstoreu_ps(out, 0x1111, all);
+  all = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), all);
+  _mm_storeu_ps(out, _mm512_castps512_ps128(all));
 #elif defined(__AVX2__)
   Lanes ab = __builtin_shuffle(a, b, Words{0, 1, 2, 3, 8, 9, 10, 11}) +
              __builtin_shuffle(a, b, Words{4, 5, 6, 7, 12, 13, 14, 15});

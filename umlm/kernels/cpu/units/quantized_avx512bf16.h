@@ -2,8 +2,8 @@
 //
 // A policy takes a step of a weight row into bf16 vectors of 32 values; vdpbf16ps adds pairs into 16 lanes, and the
 // values of a lane share a scale, so that one multiply-add a step applies the scales. Activations are split into
-// high + low bf16 parts unless high is exact. One row of activations meets the vectors in registers; more meet those
-// of a few weight rows, decoded once, in the first or second cache. Every sum has the same order either way.
+// high + low bf16 parts unless high is exact. Few rows of activations meet the vectors in registers; more meet those
+// of some weight rows, decoded once, in the first or second cache. Every sum has the same order either way.
 
 namespace umlm::UNIT {
 
@@ -40,9 +40,8 @@ inline __m512 dot(__m512 sum, __m512i a, const uint16_t* b) {
 // What the offsets of a row add to its product with row m, spread over lanes.
 inline __m512 offset_sums(const float* offsets, const Operand& x, int64_t m, int64_t groups) {
   __m512 sum = _mm512_setzero_ps();
-  const int64_t padded = (groups + 15) / 16 * 16;
   for (int64_t g = 0; offsets != nullptr && g < groups; g += 16) {
-    sum = _mm512_fmadd_ps(_mm512_loadu_ps(offsets + g), _mm512_loadu_ps(x.sums + m * padded + g), sum);
+    sum = _mm512_fmadd_ps(_mm512_loadu_ps(offsets + g), _mm512_loadu_ps(x.sums + m * x.sums_stride + g), sum);
   }
   return sum;
 }
@@ -157,15 +156,16 @@ struct Product {
   }
 };
 
-template <typename Policy, int R, bool kSplit>
-void one_row(const Product& p, const Policy& policy, int64_t n, float* scratch) {
+// R weight rows with all M rows of activations.
+template <typename Policy, int R, int M, bool kSplit>
+void few_rows(const Product& p, const Policy& policy, int64_t n, float* scratch) {
   RowScales scales[R];
   for (int r = 0; r < R; ++r) {
     scales[r] = p.expand_row(n + r, scratch + r * 2 * p.scale_room());
   }
   const Direct<Policy> source{policy, p.w.weight + n * p.w.row_bytes, p.w.row_bytes, p.w.columns,
                               p.w.row_bytes / p.steps};
-  tile<Policy::kVectors, R, 1, kSplit>(source, p.lanes, scales, p.steps, p.groups, p.x, 0, p.out + n, p.stride);
+  tile<Policy::kVectors, R, M, kSplit>(source, p.lanes, scales, p.steps, p.groups, p.x, 0, p.out + n, p.stride);
 }
 
 template <int kVectors, int R, bool kSplit>
@@ -188,8 +188,9 @@ void all_rows(const Product& p, const Decoded<kVectors>& source, const RowScales
 template <int kVectors, bool kSplit>
 void multiply(const Product& p, const __m512i* decoded, const RowScales* scales, int64_t n, int64_t count) {
   const int64_t row_vectors = p.steps * kVectors;
-  for (int64_t m = 0; m < p.x.rows; m += kTileRows16) {
-    const int64_t rows = p.x.rows - m < kTileRows16 ? p.x.rows - m : kTileRows16;
+  const int64_t tiles = (p.x.rows + kTileRows16 - 1) / kTileRows16, most = (p.x.rows + tiles - 1) / tiles;
+  for (int64_t m = 0; m < p.x.rows; m += most) {
+    const int64_t rows = p.x.rows - m < most ? p.x.rows - m : most;
     for (int64_t r = 0; r < count; r += 2) {
       const Decoded<kVectors> source{decoded + r * row_vectors, row_vectors};
       if (r + 2 <= count) {
@@ -214,20 +215,22 @@ void decode_row(const Product& p, const Policy& policy, int64_t n, __m512i* out)
   }
 }
 
-template <typename Policy, bool kSplit>
-void few_or_one(const Product& p, int64_t begin, int64_t end) {
+template <typename Policy, int M, bool kSplit>
+void direct_product(const Product& p, int64_t begin, int64_t end) {
   const Policy policy(p.w);
-  if (p.x.rows == 1) {
-    auto* scratch = static_cast<float*>(__builtin_alloca(4 * p.scale_room() * sizeof(float)));
-    int64_t n = begin;
-    for (; n + 2 <= end; n += 2) {
-      one_row<Policy, 2, kSplit>(p, policy, n, scratch);
-    }
-    if (n < end) {
-      one_row<Policy, 1, kSplit>(p, policy, n, scratch);
-    }
-    return;
+  auto* scratch = static_cast<float*>(__builtin_alloca(4 * p.scale_room() * sizeof(float)));
+  int64_t n = begin;
+  for (; n + 2 <= end; n += 2) {
+    few_rows<Policy, 2, M, kSplit>(p, policy, n, scratch);
   }
+  if (n < end) {
+    few_rows<Policy, 1, M, kSplit>(p, policy, n, scratch);
+  }
+}
+
+template <typename Policy, bool kSplit>
+void decoded_product(const Product& p, int64_t begin, int64_t end) {
+  const Policy policy(p.w);
   constexpr int64_t kMost = 32;
   const int64_t row_bytes = p.steps * Policy::kVectors * 64, fit = kDecodedBytes / row_bytes / 2 * 2;
   const int64_t block = fit < 2 ? 2 : fit < kMost ? fit : kMost;
@@ -244,12 +247,22 @@ void few_or_one(const Product& p, int64_t begin, int64_t end) {
   }
 }
 
+template <typename Policy, bool kSplit>
+void product(const Product& p, int64_t begin, int64_t end) {
+  switch (p.x.rows) {
+    case 1: return direct_product<Policy, 1, kSplit>(p, begin, end);
+    case 2: return direct_product<Policy, 2, kSplit>(p, begin, end);
+    case 3: return direct_product<Policy, 3, kSplit>(p, begin, end);
+    default: return decoded_product<Policy, kSplit>(p, begin, end);
+  }
+}
+
 inline void quantized_matmul(const QuantizedMatrix& w, const Operand& x, float* out, int64_t stride, int64_t begin,
                              int64_t end) {
   with_policy(w, [&](auto* policy) {
     using Policy = std::remove_pointer_t<decltype(policy)>;
     const Product p{w, x, LaneScales(w.group, Policy::kValues), w.columns / w.group, steps_of<Policy>(w), out, stride};
-    return x.low == nullptr ? few_or_one<Policy, false>(p, begin, end) : few_or_one<Policy, true>(p, begin, end);
+    return x.low == nullptr ? product<Policy, false>(p, begin, end) : product<Policy, true>(p, begin, end);
   });
 }
 

@@ -129,6 +129,10 @@ inline void affine_nibbles(const uint8_t* __restrict bytes, int count, float sca
 #endif
 }
 
+inline void integers8(const uint8_t* __restrict bytes, int count, float scale, float bias, float* __restrict out) {
+  for (int i = 0; i < count; ++i) out[i] = scale * static_cast<float>(bytes[i]) + bias;
+}
+
 inline void small_floats(const uint8_t* __restrict bytes, int count, float scale, float* __restrict out) {
   float table[16];
   for (int i = 0; i < 16; ++i) table[i] = scale * kE2M1[i];
@@ -148,8 +152,7 @@ inline void decode_group(const QuantizedMatrix& w, const uint8_t* row, int64_t n
     case Layout::affine5: return fields<5>(row + first / 8 * 5, count, scale, bias, out);
     case Layout::affine6: return fields<6>(row + first / 8 * 6, count, scale, bias, out);
     case Layout::affine8:
-      for (int i = 0; i < count; ++i) out[i] = scale * static_cast<float>(row[first + i]) + bias;
-      return;
+      return integers8(row + first, count, scale, bias, out);
     case Layout::mxfp8:
       for (int i = 0; i < count; ++i) out[i] = scale * e4m3_to_float(row[first + i]);
       return;

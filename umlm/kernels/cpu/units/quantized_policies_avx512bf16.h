@@ -12,10 +12,10 @@ struct alignas(64) Words32 {
 constexpr uint16_t bf16_bits(float value) { return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, value) >> 16); }
 
 // A table for vpermw, which looks at 5 bits of an index: `values` over and over.
-template <int kCount>
-constexpr Words32 lookup(const float (&values)[kCount]) {
+template <typename T, int kCount>
+constexpr Words32 lookup(const T (&values)[kCount]) {
   Words32 out{};
-  for (int i = 0; i < 32; ++i) out.words[i] = bf16_bits(values[i % kCount]);
+  for (int i = 0; i < 32; ++i) out.words[i] = bf16_bits(static_cast<float>(values[i % kCount]));
   return out;
 }
 

@@ -1,0 +1,195 @@
+"""The attention kernels of every instruction set: equal to float64, and the same bits however work is cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import float64
+import mlx.core as mx
+import numpy as np
+import pytest
+from float64 import FLOATS, assert_near, draw, wide
+
+from umlm import kernels
+from umlm.kernels import cpu
+
+ext = cpu.extension
+assert ext is not None, cpu.why_not
+PAGE = 16
+
+
+@dataclass
+class Drawn:
+    """One sequence of random tokens, its keys and values in pages of a pool that is NaN elsewhere."""
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    dims: int
+    v_dims: int
+    dtype: mx.Dtype
+    page_dtype: mx.Dtype
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.q = draw(rng, 1, self.tokens, self.heads, self.dims, dtype=self.dtype)
+        self.k = draw(rng, self.tokens, self.kv_heads, self.dims, dtype=self.page_dtype)
+        self.v = draw(rng, self.tokens, self.kv_heads, self.v_dims, dtype=self.page_dtype)
+        count = -(-self.tokens // PAGE)
+        self.pages = rng.permutation(count + 2)[:count].tolist()
+        self.slots = mx.array([self.pages[i // PAGE] * PAGE + i % PAGE for i in range(self.tokens)])
+        if self.options.get("sinks"):
+            self.options["sinks"] = draw(rng, self.heads)
+        self.options["scale"] = self.dims**-0.5
+        self.k_pages, self.v_pages = (self.pool(values, (count + 2) * PAGE) for values in (self.k, self.v))
+
+    def pool(self, values: mx.array, slots: int) -> mx.array:
+        pages = mx.full((slots, *values.shape[1:]), float("nan"), dtype=self.page_dtype)
+        return kernels.write_pages(pages, self.slots, values)
+
+    def chunk(self, first: int, last: int) -> mx.array:
+        """The answer to tokens first .. last - 1, computed in one call."""
+        return attend([self], [(first, last)])
+
+    def expected(self) -> np.ndarray:
+        places, options = np.arange(self.tokens), dict(self.options)
+        if options.get("sinks") is not None:
+            options["sinks"] = wide(options["sinks"])
+        return float64.attention(wide(self.q), wide(self.k)[None], wide(self.v)[None], places, places, **options)
+
+
+def attend(sequences: Sequence[Drawn], chunks: Sequence[tuple[int, int]]) -> mx.array:
+    """A packed row of a chunk of each sequence, all in one pool."""
+    offsets = np.cumsum([0, *(s.k_pages.shape[0] // PAGE for s in sequences)])
+    return kernels.paged_attention(
+        mx.concatenate([s.q[:, slice(*chunk)] for s, chunk in zip(sequences, chunks, strict=True)], axis=1),
+        mx.concatenate([s.k_pages for s in sequences]),
+        mx.concatenate([s.v_pages for s in sequences]),
+        mx.array(np.concatenate([np.arange(*chunk) for chunk in chunks]).astype(np.int32)),
+        [[page + int(offset) for page in s.pages] for s, offset in zip(sequences, offsets, strict=False)],
+        np.cumsum([0, *(last - first for first, last in chunks)]).tolist(),
+        [last for _, last in chunks],
+        page_size=PAGE,
+        **sequences[0].options,
+    )
+
+
+SHAPES = [
+    (1, 1, 64, 64),
+    (6, 2, 64, 64),
+    (3, 1, 80, 48),
+    (4, 4, 96, 96),
+    (5, 1, 128, 100),
+    (4, 1, 256, 256),
+    (2, 2, 7, 3),
+]
+
+
+@pytest.mark.parametrize("page_dtype", FLOATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prefill_equals_float64(isa: str, shape: tuple[int, int, int, int], page_dtype: mx.Dtype) -> None:
+    for tokens, dtype in ((1, page_dtype), (70, mx.float32)):
+        s = Drawn(tokens, *shape, dtype, page_dtype, {"softcap": 2.0, "sinks": True, "window": 60}, seed=tokens)
+        assert_near(s.chunk(0, tokens), s.expected(), dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("window", [None, 100, 600])
+def test_decode_of_long_contexts_equals_float64(isa: str, window: int | None, dtype: mx.Dtype) -> None:
+    s = Drawn(1100, 3, 1, 64, 64, dtype, dtype, {"window": window})
+    expected = s.expected()
+    for place in (511, 512, 513, 1099):
+        assert_near(s.chunk(place, place + 1), expected[:, place : place + 1], dtype)
+
+
+CUTS = {
+    "one by one": [1],
+    "sevens": [7],
+    "mixed": [3, 64, 1, 130, 2, 5, 29],
+    "whole": [10_000],
+}
+
+
+def chunks_of(tokens: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    first = 0
+    for size in itertools.cycle(sizes):
+        if first >= tokens:
+            return
+        yield first, min(first + size, tokens)
+        first += size
+
+
+@pytest.mark.parametrize("page_dtype", FLOATS)
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [((3, 1, 64, 64), {}), ((4, 2, 40, 24), {"window": 33, "softcap": 5.0}), ((2, 1, 80, 80), {"sinks": True})],
+)
+def test_every_way_to_cut_a_prompt_gives_the_same_bits(
+    isa: str, shape: tuple[int, int, int, int], options: dict[str, Any], page_dtype: mx.Dtype
+) -> None:
+    tokens = 600
+    s = Drawn(tokens, *shape, mx.float32, page_dtype, dict(options))
+    whole = s.chunk(0, tokens)
+    some = range(0, tokens, 37)
+    for place in (*some, 511, 512, 513, 599):
+        assert mx.array_equal(s.chunk(place, place + 1), whole[:, place : place + 1]), place
+    for name in ("sevens", "mixed"):
+        parts = [s.chunk(*chunk) for chunk in chunks_of(tokens, CUTS[name])]
+        assert mx.array_equal(mx.concatenate(parts, axis=1), whole), name
+
+
+def test_company_and_threads_do_not_change_bits(isa: str) -> None:
+    sequences = [Drawn(tokens, 6, 2, 64, 64, mx.bfloat16, mx.bfloat16, seed=tokens) for tokens in (1, 40, 640, 1100)]
+    chunks = [(0, 1), (0, 40), (639, 640), (1060, 1100)]
+    alone = mx.concatenate([s.chunk(*chunk) for s, chunk in zip(sequences, chunks, strict=True)], axis=1)
+    before = ext.num_threads()
+    try:
+        for threads in (1, 2, 5):
+            ext.set_num_threads(threads)
+            together = attend(sequences, chunks)
+            assert mx.array_equal(together, alone), threads
+            mx.eval(together)
+    finally:
+        ext.set_num_threads(before)
+
+
+def test_one_array_gives_the_bits_of_pages(isa: str) -> None:
+    s = Drawn(90, 4, 2, 64, 64, mx.float32, mx.float32, {"window": 50})
+    places = mx.arange(90)
+    dense = kernels.attention(s.q, s.k[None], s.v[None], places, places, **s.options)
+    assert mx.array_equal(dense, s.chunk(0, 90))
+
+
+def test_keys_in_any_order_of_positions(isa: str) -> None:
+    """Keys whose positions are not consecutive are masked one by one."""
+    rng = np.random.default_rng(3)
+    q, k, v = draw(rng, 2, 9, 4, 16), draw(rng, 2, 75, 2, 16), draw(rng, 2, 75, 2, 16)
+    q_places, k_places = np.arange(70, 79), rng.permutation(75)
+    options = {"scale": 0.3, "window": 20}
+    found = kernels.attention(
+        q, k, v, mx.array(q_places.astype(np.int32)), mx.array(k_places.astype(np.int32)), **options
+    )
+    assert_near(found, float64.attention(wide(q), wide(k), wide(v), q_places, k_places, **options), mx.float32)
+
+
+def test_keys_that_begin_late(isa: str) -> None:
+    rng = np.random.default_rng(4)
+    q, k, v = draw(rng, 1, 5, 2, 16), draw(rng, 1, 30, 1, 16), draw(rng, 1, 30, 1, 16)
+    q_places, k_places = np.arange(125, 130), np.arange(100, 130)
+    found = kernels.attention(q, k, v, mx.array(q_places), mx.array(k_places), scale=0.3)
+    assert_near(found, float64.attention(wide(q), wide(k), wide(v), q_places, k_places, scale=0.3), mx.float32)
+
+
+def test_a_page_that_does_not_exist_is_an_error() -> None:
+    s = Drawn(20, 1, 1, 8, 8, mx.float32, mx.float32)
+    s.pages = [0, 99]
+    with pytest.raises(ValueError, match="no such page"):
+        s.chunk(0, 20)
+    s.pages = [0]
+    with pytest.raises(ValueError, match="fewer pages"):
+        s.chunk(0, 20)

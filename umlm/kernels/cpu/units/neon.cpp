@@ -1,0 +1,31 @@
+// Compiled with the flags of its instruction set; included headers may hold no code that other units share.
+#define UNIT neon
+#include "core/kernels.h"
+#include "units/lanes.h"
+#include "units/math.h"
+#include "units/rows_generic.h"
+#include "units/rope_generic.h"
+#include "units/attention_tiles.h"
+#include "units/attention_softmax.h"
+#include "units/attention_generic.h"
+#include "units/dense_generic.h"
+#include "units/sampling_generic.h"
+#include "units/quantized_values.h"
+#include "units/quantized_generic.h"
+
+namespace umlm {
+
+const Kernels& kernels_neon() {
+  static constexpr Kernels table = {
+      "neon",
+      neon::quantized_kernels,
+      neon::row_kernels,
+      neon::rope_kernels,
+      neon::attention_kernels,
+      neon::dense_kernels,
+      neon::sampling_kernels,
+  };
+  return table;
+}
+
+}  // namespace umlm
