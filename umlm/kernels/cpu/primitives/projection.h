@@ -23,7 +23,7 @@ class Activations {
     }
     const QuantizedKernels& k = kernels().quantized;
     auto scratch = std::make_unique<Scratch>(rows * k.prepared_bytes(w));
-    Operand operand = k.operand(w, values, Type::f32, rows, scratch->data());
+    Operand operand = operand_of(w, values, Type::f32, rows, *scratch);
     if (rows > 8) {
       parallel_for(rows, 4, [&](int64_t begin, int64_t end) { k.prepare(w, operand, begin, end); });
     } else {
@@ -69,8 +69,7 @@ class Projection {
     if (kind.coding) {
       std::vector<mx::array> stored(inputs.begin() + first,
                                     inputs.begin() + first + kind.num_arrays - (kind.biased ? 1 : 0));
-      stored.insert(stored.begin(), inputs[0]);
-      stored_.emplace(stored, *kind.coding, kind.columns);
+      stored_.emplace(stored, 0, *kind.coding, kind.columns);
     }
   }
 
