@@ -165,3 +165,9 @@ def test_a_stdin_that_is_no_text_is_one_line(sentence_folder: Path) -> None:
     ended = run(*words, encoding=None, stdin=None, input=b"Hello \xff", env=environment)
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert ended.stderr == b"umlm generate: stdin is no utf-8 text: invalid start byte at byte 6\n"
+
+
+def test_without_a_model_the_default_one_answers() -> None:
+    ended = run(*MODULE, "generate", "--prompt", "What is the capital of France?", "--max-tokens", 12, timeout=600)
+    assert (ended.returncode, ended.stdout) == (0, "The capital of France is Paris.\n")
+    assert ended.stderr == ""
