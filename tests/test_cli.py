@@ -165,3 +165,30 @@ def test_a_stdin_that_is_no_text_is_one_line(sentence_folder: Path) -> None:
     ended = run(*words, encoding=None, stdin=None, input=b"Hello \xff", env=environment)
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert ended.stderr == b"umlm generate: stdin is no utf-8 text: invalid start byte at byte 6\n"
+
+
+def test_a_terminal_as_stdin_is_no_prompt(sentence_folder: Path) -> None:
+    master, slave = os.openpty()
+    ended = run(*MODULE, "generate", "--model", sentence_folder, stdin=slave)
+    os.close(slave), os.close(master)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("umlm generate: no prompt: ") and ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_terminal_shows_a_bar_unless_quiet(sentence_folder: Path, quiet: bool) -> None:
+    master, slave = os.openpty()
+    flags = ["--quiet"] if quiet else []
+    words = [*MODULE, "generate", "--model", sentence_folder, "--prompt", "Hello", *flags]
+    ended = run(*words, capture_output=False, stdout=subprocess.PIPE, stderr=slave)
+    os.write(slave, b"end")
+    seen = os.read(master, 100_000).decode()
+    os.close(slave), os.close(master)
+    assert (ended.returncode, ended.stdout) == (0, SENTENCE + "\n")
+    assert seen == "end" if quiet else "loading" in seen
+
+
+def test_without_a_model_the_default_one_answers() -> None:
+    ended = run(*MODULE, "generate", "--prompt", "What is the capital of France?", "--max-tokens", 12, timeout=600)
+    assert (ended.returncode, ended.stdout) == (0, "The capital of France is Paris.\n")
+    assert ended.stderr == ""

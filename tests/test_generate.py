@@ -223,6 +223,14 @@ def test_a_missing_model_is_one_line_and_exit_code_1(generate: Generate, name: s
     assert ended.err.count("\n") == 1
 
 
+def test_logits_that_are_no_numbers_are_one_line_and_exit_code_1(generate: Generate, tmp_path: Path) -> None:
+    folder = tiny_chat.write_chat_model(tmp_path / "spoiled")
+    tiny_chat.spoil(folder, 7)
+    ended = generate("--prompt", "x", model=folder)
+    assert (ended.code, ended.out) == (1, "\n")
+    assert "NaN or infinite" in ended.err and ended.err.count("\n") == 1
+
+
 def test_debug_lets_the_error_through(generate: Generate) -> None:
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         generate("--prompt", "x", "--debug", model=Path("no/such/folder"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_chat
 
-from umlm import LLM
+from umlm import LLM, GenerationError
 from umlm.llm import load
 
 SENTENCE_LENGTH = len(tiny_chat.sentence_ids()) + 1  # with the end token
@@ -63,7 +64,7 @@ def test_an_unknown_option_is_named(sentence: LLM, name: str) -> None:
             call("Hello", **{name: 1})
 
 
-def test_an_unknown_setting_of_load_is_named(sentence_folder: str) -> None:
+def test_an_unknown_setting_of_load_is_named(sentence_folder: Path) -> None:
     with pytest.raises(ValueError, match=r"'max_tokens' is not an option; known: .*memory_fraction"):
         load(sentence_folder, max_tokens=3)
 
@@ -144,7 +145,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(random_llm: LL
         random_llm.chat("Hello", system="word " * length)
 
 
-def test_a_smaller_context_is_obeyed_and_a_larger_one_refused(random_folder: str) -> None:
+def test_a_smaller_context_is_obeyed_and_a_larger_one_refused(random_folder: Path) -> None:
     with load(random_folder, context=16) as llm:
         assert llm.context == 16
         with pytest.raises(ValueError, match="17 tokens, the context holds 16"):
@@ -167,6 +168,19 @@ def test_prompts_of_every_length_together_equal_each_alone(random_llm: LLM) -> N
         assert random_llm.generate(prompt, max_tokens=8, ignore_eos=True).token_ids == result.token_ids
 
 
+def test_logits_that_are_no_numbers_end_that_answer_with_an_error(tmp_path: Path) -> None:
+    """P18: what was generated is kept, and the model stays usable."""
+    folder = tiny_chat.write_chat_model(tmp_path / "spoiled")
+    tiny_chat.spoil(folder, 7)
+    with load(folder) as llm:
+        for _ in range(2):
+            with pytest.raises(GenerationError, match="NaN or infinite") as failure:
+                llm.generate(["Hello", "One"])
+            assert "and 1 more" in str(failure.value)
+            assert [result.finish_reason for result in failure.value.results] == ["error", "error"]
+        assert llm.engine.call(lambda: llm.engine.num_requests) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -180,6 +194,6 @@ def test_a_name_that_is_no_model_is_refused(name: str, words: str) -> None:
         load(name)
 
 
-def test_an_unknown_dtype_is_refused(sentence_folder: str) -> None:
+def test_an_unknown_dtype_is_refused(sentence_folder: Path) -> None:
     with pytest.raises(ValueError, match="dtype"):
         load(sentence_folder, dtype="int8")

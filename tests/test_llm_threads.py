@@ -227,3 +227,19 @@ def test_an_interrupt_while_loading_leaves_nothing_behind(sentence_folder: Path)
     seen, after = interrupted.run(INTERRUPT_LOAD, str(sentence_folder)).splitlines()
     assert "interrupted" in seen
     assert after == f"True {SENTENCE}"
+
+
+LEAVE = """
+import sys
+import umlm
+llm = umlm.load(sys.argv[1])
+stream = llm.stream("Hello", ignore_eos=True, max_tokens=4000)
+print(next(stream).text)
+"""
+
+
+def test_a_program_may_end_in_the_middle_of_an_answer(sentence_folder: Path) -> None:
+    """Neither does it wait for the end of the answer, nor does the thread crash while Python shuts down."""
+    process = interrupted.start(LEAVE, str(sentence_folder))
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "One\n", "")

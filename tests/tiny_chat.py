@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -55,6 +55,13 @@ def write_chat_model(folder: Path, *, sure: float = 12.0, template: bool = True)
     _write_json(folder / "config.json", _config(size, width, vocabulary.token_to_id(END)))
     save_file(_weights(size, width, _successors(vocabulary), sure), folder / "model.safetensors")
     return folder
+
+
+def spoil(folder: Path, token: int) -> None:
+    """Make the logit of one token NaN, always."""
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][token] = np.nan
+    save_file(weights, folder / "model.safetensors")
 
 
 def write_tokenizer(folder: Path, *, template: bool = True) -> None:

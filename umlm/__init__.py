@@ -11,11 +11,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "GenerationError": "umlm.engine.results",
     "LLM": "umlm.llm",
     "load": "umlm.llm",
     "SamplingParams": "umlm.engine.params",
 }
-__all__ = ["LLM", "SamplingParams", "__version__", "load"]
+__all__ = ["LLM", "GenerationError", "SamplingParams", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

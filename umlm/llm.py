@@ -31,7 +31,7 @@ from umlm.text import Tokenizer
 from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.folder import open_checkpoint
 from umlm.weights.hub import DEFAULT_MODEL, resolve
-from umlm.weights.load import load_model
+from umlm.weights.load import load_model, loaded_bytes
 from umlm.weights.progress import Report, byte_bar
 
 Message: TypeAlias = Mapping[str, Any]
@@ -228,7 +228,7 @@ def _open(
     """Runs on the engine thread: arrays made here are evaluated here."""
     checkpoint = open_checkpoint(path)
     config = config_from_dict(checkpoint.config)
-    memory = _budget(checkpoint, config, settings)
+    memory = _budget(checkpoint, config, dtype, settings)
     tokenizer = checkpoint.load_tokenizer()
     with byte_bar(f"loading {name}", progress) as report:
         model = load_model(checkpoint, dtype, _unless(cancelled, report))
@@ -268,12 +268,12 @@ def _engine(
 KV_BYTES = 4  # float32, the widest that pages are stored in: the promise holds for any dtype
 
 
-def _budget(checkpoint: Checkpoint, config: ModelConfig, settings: EngineSettings) -> PagePlan:
+def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: EngineSettings) -> PagePlan:
     """Refuse a model that does not fit, before its weights are read."""
     context = _context(config, settings)
     plan = plan_pages(
         build(config).state_specs(),
-        weights_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
+        weights_bytes=loaded_bytes(checkpoint, dtype),
         bytes_per_value=KV_BYTES,
         page_size=settings.page_size,
         fraction=settings.memory_fraction,

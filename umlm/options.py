@@ -117,6 +117,28 @@ def check(obj: Any) -> None:
                 raise ValueError(f"{path} must be {rule.range}, not {number!r}")
 
 
+def check_fields(obj: Any, at_least: Mapping[str, float]) -> None:
+    """Check every field of a dataclass object by its annotation; numbers must be > 0, or as `at_least` says.
+
+    Raises ValueError as `check` does.
+    """
+    for name, hint in _field_hints(obj.__class__):
+        value = getattr(obj, name)
+        if not _matches(value, hint):
+            raise ValueError(f"{name} must be {_words(hint)}, not {reprlib.repr(value)}")
+        for path, number in _numbers(name, value):
+            if name in at_least and number < at_least[name]:
+                raise ValueError(f"{path} must be at least {at_least[name]}, not {number!r}")
+            if name not in at_least and number <= 0:
+                raise ValueError(f"{path} must be greater than 0, not {number!r}")
+
+
+@functools.cache
+def _field_hints(cls: type) -> tuple[tuple[str, Any], ...]:
+    hints = typing.get_type_hints(cls)
+    return tuple((field.name, hints[field.name]) for field in dataclasses.fields(cls))
+
+
 def _matches(value: Any, hint: Any) -> bool:
     """Whether the value is of the type; floats take integers, sequences take lists and tuples."""
     if _is_union(hint):

@@ -14,7 +14,7 @@ from test_gguf_blocks import random_blocks
 
 from umlm import kernels
 from umlm.kernels import Format, Packed
-from umlm.kernels.gguf_blocks import BLOCKS
+from umlm.kernels.gguf_blocks import BLOCKS, row_bytes
 
 AFFINE = [Format("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 SMALL_FLOATS = [Format("mxfp4", 4, 32), Format("mxfp8", 8, 32), Format("nvfp4", 4, 16)]
@@ -99,6 +99,21 @@ def test_blocks_are_computed_in_slices_of_rows(form: Format, slice_rows: int, mo
     monkeypatch.setattr(MODULE, "SLICE_VALUES", slice_rows * COLUMNS)
     x, packed = draw(np.random.default_rng(8), 1, 2, COLUMNS), pack(form)
     assert_near(kernels.quantized_matmul(x, packed), wide(x) @ truth(packed).T, mx.float32)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_a_matrix_of_blocks_is_never_whole_in_memory(kind: str) -> None:
+    rows, columns = 16384, 4096  # 256 MiB of float32
+    form = Format("gguf", 0, 256, kind)
+    packed = Packed(
+        form, (rows, columns), mx.array(np.resize(random_blocks(kind, 256, 1), (rows, row_bytes(kind, columns))))
+    )
+    x = draw(np.random.default_rng(11), 1, 1, columns)
+    mx.eval(x, packed.weight)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(kernels.quantized_matmul(x, packed))
+    assert mx.get_peak_memory() - before < 128 << 20
 
 
 @every_format

@@ -24,7 +24,7 @@ from umlm.models import Decoder, build, config_from_dict
 from umlm.quant.packed import PackedEmbedding, PackedLinear
 from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.folder import open_checkpoint
-from umlm.weights.load import fill, load_model
+from umlm.weights.load import fill, load_model, loaded_bytes
 
 CASES = ["llama", "llama_tied", "llama_biases", "qwen2", "qwen3", "gemma3", "phi3"]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -345,3 +345,11 @@ def test_path_that_is_no_model(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "notes.txt")
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         open_checkpoint(tmp_path / "absent")
+
+
+def test_loaded_bytes_are_those_of_the_parameters(tmp_path: Path) -> None:
+    """What the budget counts before loading is what the parameters take afterwards, also where dtypes are cast."""
+    checkpoint = open_checkpoint(folder_of(tmp_path, tensors_of("llama")))
+    for dtype in ("float32", "bfloat16"):
+        parameters = tree_flatten(load_model(checkpoint, dtype).parameters())
+        assert loaded_bytes(checkpoint, dtype) == sum(array.nbytes for _, array in parameters)

@@ -77,8 +77,9 @@ def _cpu_embedding(ids: mx.array, table: mx.array | Packed, dtype: mx.Dtype) -> 
     )
 
 
-# A slice of this many values (16 MiB of float32) is dequantized at a time.
-SLICE_VALUES = 4 << 20
+# A slice of this many values (4 MiB of float32) is dequantized at a time; MLX keeps some ten operations in flight,
+# so up to 25 slices are in memory together.
+SLICE_VALUES = 1 << 20
 
 
 def _summable(x: mx.array) -> mx.array:

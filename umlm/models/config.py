@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from umlm.kernels import ACTIVATIONS
 from umlm.nn import RopeParameters
+from umlm.options import check_fields
 
 Config = TypeVar("Config", bound="ModelConfig")
 
@@ -61,7 +62,7 @@ class ModelConfig:
         return cls(**values)
 
     def __post_init__(self) -> None:
-        self._check_sizes()
+        check_fields(self, at_least=AT_LEAST)
         self._fill("num_key_value_heads", self.num_attention_heads)
         self._fill("head_dim", self.hidden_size // self.num_attention_heads)
         if self.num_attention_heads % self.kv_heads:
@@ -79,10 +80,9 @@ class ModelConfig:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the model was made for; yarn extends what config.json states as the original."""
-        stated = [self.rope_dict(layer_type) for layer_type in set(self.types)]
-        yarn = [rope for rope in stated if "yarn" in (rope.get("rope_type"), rope.get("type"))]
-        reach = [int(rope.get("original_max_position_embeddings", 0) * rope.get("factor", 1)) for rope in yarn]
+        """Tokens that the model was made for; yarn extends the original context by its factor."""
+        ropes = [self.rope(layer_type) for layer_type in set(self.types)]
+        reach = [int(r.original_max_position_embeddings * r.extension) for r in ropes if r.rope_type == "yarn"]
         return max([self.max_position_embeddings, *reach])
 
     @property
@@ -119,17 +119,13 @@ class ModelConfig:
         found = self.rope_scaling or self.rope_parameters or {}
         if layer_type in found:
             found = found[layer_type]
+        if not isinstance(found, Mapping):
+            raise ValueError(f"the rope parameters of {layer_type} must be a mapping, not {found!r}")
         return {key: value for key, value in found.items() if value is not None}
 
     def _fill(self, name: str, value: Any) -> None:
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
-
-    def _check_sizes(self) -> None:
-        for name in SIZES:
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number > 0, not {value!r}")
 
     def _check_layer_types(self) -> None:
         if len(self.types) != self.num_hidden_layers:
@@ -140,17 +136,8 @@ class ModelConfig:
                 raise ValueError(f"layer type {kind!r} is not known to {self.model_type}; known: {known}")
 
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "original_max_position_embeddings",
-)
+# Numbers that may be 0: no window, windows from the first layer on.
+AT_LEAST = {"sliding_window": 0, "max_window_layers": 0}
 ROPE_ALIASES = {"su": "longrope", "mrope": "default"}
 ROPE_KEYS = {spec.name for spec in fields(RopeParameters)}
 
@@ -158,12 +145,18 @@ ROPE_KEYS = {spec.name for spec in fields(RopeParameters)}
 def rope_parameters(config: ModelConfig, values: Mapping[str, Any]) -> RopeParameters:
     """RopeParameters from a config's rope keys; `type` is the old name of `rope_type`."""
     kind = values.get("rope_type", values.get("type", "default"))
-    dims = int(config.size_of_head * values["partial_rotary_factor"])
+    share = values["partial_rotary_factor"]
+    if not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor must be greater than 0 and at most 1, not {share!r}")
+    dims = int(config.size_of_head * share)
     original = config.original_max_position_embeddings or values.get("original_max_position_embeddings")
     chosen = {key: value for key, value in values.items() if key in ROPE_KEYS}
+    for key in ("beta_fast", "beta_slow"):  # 0 stands for the default, as in transformers
+        if chosen.get(key) == 0:
+            del chosen[key]
     chosen |= {
         "dims": dims,
-        "rope_type": ROPE_ALIASES.get(kind, kind),
+        "rope_type": ROPE_ALIASES.get(str(kind), kind),
         "max_position_embeddings": config.max_position_embeddings,
         "original_max_position_embeddings": original or config.max_position_embeddings,
     }

@@ -51,7 +51,7 @@ def text_part(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _family(model_type: Any) -> type[Decoder]:
-    if model_type in MODELS:
+    if isinstance(model_type, str) and model_type in MODELS:
         return MODELS[model_type]
     if model_type is None:
         raise ValueError("config.json has no model_type; add the one of the model's family")

@@ -16,6 +16,17 @@ import numpy as np
 
 from umlm import kernels
 from umlm.nn.state import LayerState
+from umlm.options import check_fields
+
+# Numbers that may be 0: lengths that only some kinds go by, and factors that are switched off.
+AT_LEAST = {
+    "dims": 0,
+    "max_position_embeddings": 0,
+    "original_max_position_embeddings": 0,
+    "attention_factor": 0,
+    "mscale": 0,
+    "mscale_all_dim": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,7 @@ class RopeParameters:
     factors: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, at_least=AT_LEAST)
         if self.rope_type not in KINDS:
             raise ValueError(f"rope type {self.rope_type!r} is unknown; known: {', '.join(sorted(KINDS))}")
         if self.dims < 2 or self.dims % 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -55,6 +56,18 @@ def fill(model: nn.Module, checkpoint: Checkpoint, dtype: str = "auto", progress
         if progress is not None:
             progress(done, total)
     mx.clear_cache()  # buffers of the stored dtypes that the casts left behind
+
+
+def loaded_bytes(checkpoint: Checkpoint, dtype: str = "auto") -> int:
+    """Bytes that the checkpoint's tensors take once they are loaded: floats in `dtype`, packed ones as stored."""
+    target = float_dtype(dtype)
+
+    def size(tensor: StoredTensor) -> int:
+        if target is None or isinstance(tensor.format, Format):
+            return tensor.nbytes
+        return math.prod(tensor.shape) * target.size
+
+    return sum(size(tensor) for tensor in checkpoint.tensors.values())
 
 
 def float_dtype(dtype: str) -> mx.Dtype | None:

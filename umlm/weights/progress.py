@@ -19,6 +19,8 @@ def byte_bar(title: str, shown: bool | None = None) -> Iterator[Report]:
         yield lambda done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    # Plain terminal codes, which notebooks show too; rich would ask for ipywidgets there.
+    console = Console(stderr=True, force_terminal=True, force_jupyter=False)
+    with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total or None)
