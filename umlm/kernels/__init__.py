@@ -3,6 +3,7 @@
 from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
 from umlm.kernels.attention import attention
 from umlm.kernels.backends import check_settings, report
+from umlm.kernels.experts import expert_matmul
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
@@ -21,6 +22,7 @@ __all__ = [
     "check_settings",
     "dequantize",
     "embedding",
+    "expert_matmul",
     "gated_activation",
     "matmul",
     "paged_attention",

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4", "gguf")
+# ggml types whose blocks the CPU kernels compute on as they lie; the others are dequantized.
+CPU_BLOCKS = frozenset(
+    ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Format:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"quantization mode {self.mode!r} is unknown; known: {', '.join(MODES)}")
+
+    @property
+    def layout(self) -> str:
+        """The name by which the CPU kernels know a format: affine4, mxfp4, Q4_K."""
+        return self.ggml_type or (f"affine{self.bits}" if self.mode == "affine" else self.mode)
 
     def __str__(self) -> str:
         return self.ggml_type or f"{self.mode} {self.bits}-bit group {self.group_size}"

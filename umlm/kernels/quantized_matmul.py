@@ -9,7 +9,7 @@ import mlx.core as mx
 from umlm.kernels import cpu
 from umlm.kernels.backends import implement, op
 from umlm.kernels.gguf_blocks import dequantize_blocks
-from umlm.kernels.packed import Packed
+from umlm.kernels.packed import CPU_BLOCKS, Packed
 
 
 @op
@@ -31,30 +31,18 @@ def quantized_matmul(x: mx.array, packed: Packed) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
 
-# ggml types whose blocks the CPU kernels compute on as they lie; the others are dequantized.
-CPU_BLOCKS = frozenset(
-    ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
-)
-
-
 @implement(quantized_matmul, "cpu")
 def _cpu_quantized_matmul(x: mx.array, packed: Packed) -> Any:
     if not _has_kernel(packed):
         return NotImplemented
     assert cpu.extension is not None
     return cpu.extension.quantized_matmul(
-        x, packed.weight, packed.scales, packed.biases, _layout(packed), packed.format.group_size, packed.shape[-1]
+        x, packed.weight, packed.scales, packed.biases, packed.format.layout, packed.format.group_size, packed.shape[-1]
     )
 
 
 def _has_kernel(packed: Packed) -> bool:
     return len(packed.shape) == 2 and packed.format.ggml_type in (None, *CPU_BLOCKS)
-
-
-def _layout(packed: Packed) -> str:
-    """The name by which the CPU kernels know a layout."""
-    form = packed.format
-    return form.ggml_type or (f"affine{form.bits}" if form.mode == "affine" else form.mode)
 
 
 @op
@@ -85,7 +73,7 @@ def _cpu_embedding(ids: mx.array, table: mx.array | Packed, dtype: mx.Dtype) -> 
     assert cpu.extension is not None
     form = table.format
     return cpu.extension.embedding(
-        ids, table.weight, table.scales, table.biases, _layout(table), form.group_size, table.shape[-1], dtype
+        ids, table.weight, table.scales, table.biases, table.format.layout, form.group_size, table.shape[-1], dtype
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import ModuleType
 
 import mlx.core as mx
 import numpy as np
@@ -15,10 +16,10 @@ from test_gguf_blocks import random_blocks
 from umlm import kernels
 from umlm.kernels import Format, Packed, cpu
 from umlm.kernels.gguf_blocks import BLOCKS
-from umlm.kernels.quantized_matmul import CPU_BLOCKS
+from umlm.kernels.packed import CPU_BLOCKS
 
-extension = cpu.extension
-assert extension is not None, cpu.why_not
+assert cpu.extension is not None, cpu.why_not
+extension: ModuleType = cpu.extension
 
 AFFINE = [Format("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 SMALL_FLOATS = [Format("mxfp4", 4, 32), Format("mxfp8", 8, 32), Format("nvfp4", 4, 16)]
@@ -152,3 +153,30 @@ def test_misuse_is_refused() -> None:
         kernels.quantized_matmul(mx.zeros((2, 64), dtype=mx.int32), packed)
     with pytest.raises(ValueError, match="layout 'Q9_9'"):
         extension.quantized_matmul(mx.zeros((2, 64)), packed.weight, None, None, "Q9_9", 32, 64)
+
+
+def rounded(x: mx.array) -> mx.array:
+    return x.astype(mx.bfloat16).astype(x.dtype)
+
+
+@every_format
+def test_activations_may_be_rounded_to_bfloat16(form: Format, isa: str) -> None:
+    """By choice: within the rounding of the exact product; on the unit that has bf16 products, exactly that."""
+    packed = pack(form, 39, 9 * unit(form))
+    x = draw(np.random.default_rng(11), 5, packed.shape[1])
+    extension.set_precision("bfloat16")
+    try:
+        found = kernels.quantized_matmul(x, packed)
+        alone = kernels.quantized_matmul(x[2:3], packed)
+        mx.eval(found, alone)
+    finally:
+        extension.set_precision("exact")
+    seen = rounded(x) if isa == "avx512bf16" else x
+    assert_near(found, wide(seen) @ truth(packed).T, mx.float32)
+    np.testing.assert_array_equal(np.array(found)[2:3], np.array(alone))
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="'int4' is no precision of activations; use one of: exact, bfloat16"):
+        extension.set_precision("int4")
+    assert extension.precision() == "exact"

@@ -26,6 +26,8 @@ def test_ties_go_to_the_lower_token(isa: str) -> None:
     logits[:, [140, 17, 490, 200]] = 2
     draws = [made(uniform=u, top_k=2) for u in (0.0, 0.49, 0.51)]
     assert kernels.sample_rows(mx.array(logits), draws).tokens.tolist() == [17, 17, 140]
+    zeros = mx.array([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]])
+    assert kernels.sample_rows(zeros, [made(uniform=0.1, top_k=1)] * 2).tokens.tolist() == [1, 1]
 
 
 def test_batch_mates_change_nothing(isa: str) -> None:

@@ -5,6 +5,7 @@
 #include "core/cpus.h"
 #include "core/isa.h"
 #include "core/kernels.h"
+#include "core/precision.h"
 #include "core/threads.h"
 #include "primitives/bind.h"
 
@@ -19,10 +20,13 @@ NB_MODULE(_ext, m) {
         "Processors that the control groups' quotas are worth, rounded up; 0 without a quota.");
   m.def("num_threads", &umlm::num_threads, "Threads that kernels use.");
   m.def("set_num_threads", &umlm::set_num_threads, "count"_a, "Set the threads that kernels use; 0: what the process may use.");
+  m.def("precision", &umlm::precision_name, "How exactly products with quantized matrices take activations.");
+  m.def("set_precision", &umlm::set_precision, "name"_a, "Set it: 'exact' or 'bfloat16'.");
   umlm::bind_attention(m);
   umlm::bind_dense(m);
   umlm::bind_embedding(m);
   umlm::bind_quantized(m);
+  umlm::bind_experts(m);
   umlm::bind_rope(m);
   umlm::bind_rows(m);
   umlm::bind_sampling(m);

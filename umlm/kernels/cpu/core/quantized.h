@@ -26,7 +26,7 @@ struct QuantizedMatrix {
   const uint8_t* biases;  // affine only
 };
 
-// Rows of activations, made ready by Kernels::prepare for products with matrices of one layout.
+// Rows of activations, made ready by QuantizedKernels::prepare for products with matrices of one layout.
 struct Operand {
   int64_t rows;
   int64_t columns;
@@ -35,8 +35,21 @@ struct Operand {
   const float* values;   // [rows, columns] float32: the source itself, or a copy where the unit wants one
   const uint16_t* high;  // bf16 in the order that the layout wants, [rows, stride]; null where not wanted
   const uint16_t* low;   // bf16, what high leaves of values; null where high is exact
-  const float* sums;     // [rows, columns / group] sums over groups; null where not wanted
-  int64_t stride;
+  const float* sums;     // [rows, sums_stride] sums over groups; null where not wanted
+  int64_t stride, sums_stride;
+
+  // The rows [first, first + count).
+  Operand slice(int64_t first, int64_t count) const {
+    Operand part = *this;
+    const int64_t source_bytes = columns * (source_type == Type::f32 ? 4 : 2);
+    part.rows = count;
+    part.source = static_cast<const uint8_t*>(source) + first * source_bytes;
+    part.values = values == nullptr ? nullptr : values + first * columns;
+    part.high = high == nullptr ? nullptr : high + first * stride;
+    part.low = low == nullptr ? nullptr : low + first * stride;
+    part.sums = sums == nullptr ? nullptr : sums + first * sums_stride;
+    return part;
+  }
 };
 
 struct QuantizedKernels {

@@ -46,7 +46,7 @@ class Embedding : public CpuPrimitive {
     const int64_t count = inputs[0].size(), row_bytes = columns_ * out.itemsize();
     auto* result = out.data<uint8_t>();
     mx::cpu::get_command_encoder(stream()).dispatch(
-        [=, ids = RowMajor(inputs[0]), stored = StoredMatrix(inputs, coding_, columns_)]() {
+        [=, ids = RowMajor(inputs[0]), stored = StoredMatrix(inputs, 1, coding_, columns_)]() {
           const QuantizedMatrix w = stored.matrix();
           const auto* id = reinterpret_cast<const int32_t*>(ids.data());
           check(id, count, w.rows);

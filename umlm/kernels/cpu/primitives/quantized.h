@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/precision.h"
 #include "primitives/row_major.h"
 
 namespace umlm {
@@ -48,34 +49,45 @@ inline std::vector<mx::array> stored_arrays(const mx::array& weight, const std::
   return arrays;
 }
 
-// The matrix that the inputs after the first hold: weight, and scales and biases where its layout has them.
+// The matrix that the inputs from `first` on hold: weight [(matrices,) rows, ...], and scales and biases where its layout
+// has them.
 class StoredMatrix {
  public:
-  StoredMatrix(const std::vector<mx::array>& inputs, const Coding& coding, int64_t columns)
-      : weight_(inputs[1]), scales_(inputs[inputs.size() > 2 ? 2 : 1]), biases_(inputs[inputs.size() > 3 ? 3 : 1]) {
+  StoredMatrix(const std::vector<mx::array>& inputs, size_t first, const Coding& coding, int64_t columns) {
+    const mx::array& weight = inputs[first];
     w_.layout = coding.layout;
     w_.group = coding.group;
-    w_.rows = inputs[1].shape(0);
+    w_.rows = weight.shape(-2);
     w_.columns = columns;
-    w_.row_bytes = inputs[1].shape(1) * int64_t(inputs[1].itemsize());
-    has_scales_ = inputs.size() > 2;
-    has_biases_ = inputs.size() > 3;
-    if (has_biases_) w_.scale_type = type_of(inputs[2].dtype());
+    w_.row_bytes = weight.shape(-1) * int64_t(weight.itemsize());
+    for (size_t i = first; i < inputs.size(); ++i) {
+      parts_.emplace_back(inputs[i]);
+      strides_.push_back(int64_t(inputs[i].shape(-1)) * inputs[i].shape(-2) * int64_t(inputs[i].itemsize()));
+    }
+    if (parts_.size() > 2) w_.scale_type = type_of(inputs[first + 1].dtype());
   }
 
   // To be called where the kernel runs; valid as long as this object.
-  QuantizedMatrix matrix() const {
+  QuantizedMatrix matrix(int64_t index = 0) const {
     QuantizedMatrix w = w_;
-    w.weight = weight_.data();
-    w.scales = has_scales_ ? scales_.data() : nullptr;
-    w.biases = has_biases_ ? biases_.data() : nullptr;
+    const uint8_t** pointers[] = {&w.weight, &w.scales, &w.biases};
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      *pointers[i] = parts_[i].data() + index * strides_[i];
+    }
     return w;
   }
 
  private:
   QuantizedMatrix w_{};
-  RowMajor weight_, scales_, biases_;
-  bool has_scales_, has_biases_;
+  std::vector<RowMajor> parts_;
+  std::vector<int64_t> strides_;
 };
+
+// The Operand of `rows` rows of activations, in the precision that is set. It is still to be filled.
+inline Operand operand_of(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, Scratch& scratch) {
+  Operand operand = kernels().quantized.operand(w, x, type, rows, scratch.data());
+  if (precision() == Precision::bfloat16) operand.low = nullptr;
+  return operand;
+}
 
 }  // namespace umlm

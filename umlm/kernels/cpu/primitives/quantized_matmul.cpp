@@ -52,7 +52,7 @@ struct Results {
 void multiply(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, const Results& results) {
   const QuantizedKernels& k = kernels().quantized;
   Scratch scratch(rows * k.prepared_bytes(w));
-  const Operand operand = k.operand(w, x, type, rows, scratch.data());
+  const Operand operand = operand_of(w, x, type, rows, scratch);
   auto prepare = [&](int64_t begin, int64_t end) { k.prepare(w, operand, begin, end); };
   if (rows > 8) {
     parallel_for(rows, 4, prepare);
@@ -85,7 +85,7 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
   out.set_data(mx::allocator::malloc(out.nbytes()));
   if (out.size() == 0) return;
   const Type type = type_of(out.dtype());
-  const StoredMatrix stored(inputs, coding_, columns_);
+  const StoredMatrix stored(inputs, 1, coding_, columns_);
   auto* result = out.data<uint8_t>();
   mx::cpu::get_command_encoder(stream()).dispatch(
       [stored, type, result, x = RowMajor(inputs[0]), count = out.size(), transposed = transposed_]() {

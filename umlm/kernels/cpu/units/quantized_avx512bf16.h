@@ -40,9 +40,8 @@ inline __m512 dot(__m512 sum, __m512i a, const uint16_t* b) {
 // What the offsets of a row add to its product with row m, spread over lanes.
 inline __m512 offset_sums(const float* offsets, const Operand& x, int64_t m, int64_t groups) {
   __m512 sum = _mm512_setzero_ps();
-  const int64_t padded = (groups + 15) / 16 * 16;
   for (int64_t g = 0; offsets != nullptr && g < groups; g += 16) {
-    sum = _mm512_fmadd_ps(_mm512_loadu_ps(offsets + g), _mm512_loadu_ps(x.sums + m * padded + g), sum);
+    sum = _mm512_fmadd_ps(_mm512_loadu_ps(offsets + g), _mm512_loadu_ps(x.sums + m * x.sums_stride + g), sum);
   }
   return sum;
 }

@@ -55,7 +55,8 @@ inline Operand operand(const QuantizedMatrix& w, const void* source, Type type, 
   auto* high = static_cast<uint16_t*>(scratch);
   auto* low = high + rows * stride;
   auto* sums = reinterpret_cast<float*>(low + rows * stride);
-  return {rows, w.columns, source, type, nullptr, high, type == Type::bf16 ? nullptr : low, sums, stride};
+  return {rows, w.columns, source, type, nullptr, high, type == Type::bf16 ? nullptr : low, sums, stride,
+          padded_groups(w)};
 }
 
 // Where each word of a step comes from, as indices for vpermi2w.

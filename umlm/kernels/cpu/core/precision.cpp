@@ -1,0 +1,34 @@
+#include "core/precision.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace umlm {
+namespace {
+
+constexpr const char* kNames[] = {"exact", "bfloat16"};
+std::atomic<int> chosen{-1};
+
+int find(const std::string& name, const std::string& setting) {
+  for (int i = 0; i < 2; ++i) {
+    if (name == kNames[i]) return i;
+  }
+  throw std::invalid_argument(setting + "'" + name + "' is no precision of activations; use one of: exact, bfloat16");
+}
+
+}  // namespace
+
+Precision precision() {
+  if (chosen.load(std::memory_order_relaxed) < 0) {
+    const char* wanted = std::getenv("UMLM_ACTIVATIONS");
+    chosen.store(wanted == nullptr || *wanted == 0 ? 0 : find(wanted, "UMLM_ACTIVATIONS="));
+  }
+  return static_cast<Precision>(chosen.load(std::memory_order_relaxed));
+}
+
+void set_precision(const std::string& name) { chosen.store(find(name, "")); }
+
+std::string precision_name() { return kNames[static_cast<int>(precision())]; }
+
+}  // namespace umlm
