@@ -16,7 +16,7 @@ from float64 import FLOATS, assert_near, draw, wide
 from umlm import kernels
 from umlm.kernels import cpu
 
-ext = cpu.extension
+ext: Any = cpu.extension
 assert ext is not None, cpu.why_not
 PAGE = 16
 
@@ -171,7 +171,7 @@ def test_keys_in_any_order_of_positions(isa: str) -> None:
     rng = np.random.default_rng(3)
     q, k, v = draw(rng, 2, 9, 4, 16), draw(rng, 2, 75, 2, 16), draw(rng, 2, 75, 2, 16)
     q_places, k_places = np.arange(70, 79), rng.permutation(75)
-    options = {"scale": 0.3, "window": 20}
+    options: dict[str, Any] = {"scale": 0.3, "window": 20}
     found = kernels.attention(
         q, k, v, mx.array(q_places.astype(np.int32)), mx.array(k_places.astype(np.int32)), **options
     )
