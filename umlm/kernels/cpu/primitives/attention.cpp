@@ -97,7 +97,8 @@ mx::array paged_attention(const mx::array& q, const mx::array& k, const mx::arra
                           std::shared_ptr<PageTable> table, int64_t page_size, float scale, int64_t window,
                           float softcap, const std::optional<mx::array>& sinks, mx::StreamOrDevice s) {
   table->check(q.shape(1), k.shape(0), page_size);
-  return attend(q, {q, k, v, mx::astype(positions, mx::int32, s)}, sinks, table, page_size, {scale, softcap, window}, s);
+  return attend(q, {q, k, v, mx::astype(positions, mx::int32, s)}, sinks, table, page_size, {scale, softcap, window},
+                s);
 }
 
 mx::array attention(const mx::array& q, const mx::array& k, const mx::array& v, const mx::array& positions,

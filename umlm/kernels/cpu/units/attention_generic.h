@@ -67,7 +67,7 @@ struct Work {
   int64_t head, first, rows, group;
   int64_t q_stride, size;
   bool many;
-  float *q, *states, *scores, *packed, *widened;
+  float *q, *states, *scores, *decays, *packed, *widened;
   Range* ranges;  // of keys that a row's query sees
 
   Work(const Attention& a, int64_t head, int64_t first, int64_t queries, float* scratch)
@@ -80,7 +80,8 @@ struct Work {
     q = scratch + rows * kRangeFloats;
     states = q + rows * q_stride;
     scores = states + rows * size;
-    packed = scores + kRowTile * kBlockKeys;
+    decays = scores + rows * kBlockKeys;
+    packed = decays + rows + kRowTile;
     widened = packed + kBlockKeys * q_stride;
     for (int64_t r = 0; r < rows; ++r) ranges[r] = visible(a, query(r));
   }
@@ -131,10 +132,16 @@ struct Work {
     find_rows(base, range, keys, values);
     if (many) {
       pack_keys<kType>(keys, a.head_dim, range.begin, range.end, packed);
-      if (kType != Type::f32) widen_values(range, values);
+      if (widens()) widen_values(range, values);
     }
-    for (int64_t row = 0; row < rows; row += kRowTile) {
-      tile(base, row, rows - row < kRowTile ? rows - row : kRowTile, keys, values);
+    // phase by phase, so that the keys and then the values of a pass over all rows stay in the first cache
+    const int64_t width = many ? kPanelKeys : kBlockKeys;
+    for (int64_t j = range.begin / width * width; j < range.end; j += width) {
+      for_tiles(base, [&](auto count, int64_t row, Range any) { score<count>(row, keys, both(any, {j, j + width})); });
+    }
+    for_tiles(base, [&](auto count, int64_t row, Range) { weigh<count>(base, row); });
+    for (int64_t step = 0; step < value_steps(); step += kWideSteps) {
+      for_tiles(base, [&](auto count, int64_t row, Range any) { add<count>(row, values, step, any); });
     }
   }
 
@@ -157,25 +164,20 @@ struct Work {
     return {range.begin - base, range.end - base};
   }
 
-  // Rows of neighbouring queries, with the keys of the block that any of them sees.
-  void tile(int64_t base, int64_t row, int64_t count, const void* const* keys, const void* const* values) {
-    Range any = {kBlockKeys, 0};
-    for (int64_t r = row; r < row + count; ++r) {
-      const Range range = seen(base, r);
-      if (range.begin >= range.end) continue;
-      any = {range.begin < any.begin ? range.begin : any.begin, range.end > any.end ? range.end : any.end};
+  // Call f(count, row, range) for tiles of rows, with the keys of the block that any of a tile's rows sees.
+  template <typename F>
+  void for_tiles(int64_t base, F&& f) const {
+    for (int64_t row = 0; row < rows; row += kRowTile) {
+      const int64_t count = rows - row < kRowTile ? rows - row : kRowTile;
+      Range any = {kBlockKeys, 0};
+      for (int64_t r = row; r < row + count; ++r) {
+        const Range range = seen(base, r);
+        if (range.begin >= range.end) continue;
+        any = {range.begin < any.begin ? range.begin : any.begin, range.end > any.end ? range.end : any.end};
+      }
+      any = both(any, {0, kBlockKeys});
+      if (any.begin < any.end) rows_as<kRowTile>(count, [&](auto rows) { f(rows, row, any); });
     }
-    if (any.begin >= any.end) return;
-    rows_as<kRowTile>(count, [&](auto rows) { score<rows>(row, keys, any); });
-    for (int64_t r = 0; r < count; ++r) {
-      float* own = scores + r * kBlockKeys;
-      if (a.softcap > 0) cap(a.softcap, own);
-      mask(seen(base, row + r), own);
-      if (a.key_positions != nullptr) mask_by_position(a, query(row + r), base, seen(base, row + r), own);
-    }
-    float decay[4];
-    rows_as<kRowTile>(count, [&](auto rows) { soften<rows>(scores, states + row * size + size - kLanes, size, decay); });
-    rows_as<kRowTile>(count, [&](auto rows) { add<rows>(row, decay, values, any); });
   }
 
   template <int kMost, typename F>
@@ -188,38 +190,56 @@ struct Work {
 
   template <int kRows>
   void score(int64_t row, const void* const* keys, Range range) {
-    const float* rows = q + row * q_stride;
+    const float* from = q + row * q_stride;
+    float* to = scores + row * kBlockKeys;
     if (many) {
-      scores_of_many<kRows>(rows, q_stride, packed, q_stride / kLanes, range.begin, range.end, scores);
+      scores_of_many<kRows>(from, q_stride, packed, q_stride / kLanes, range.begin, range.end, to);
     } else if (a.head_dim % Step<kType>::kValues == 0) {
-      scores_of_few<kType, kRows, true>(rows, q_stride, keys, a.head_dim, range.begin, range.end, scores);
+      scores_of_few<kType, kRows, true>(from, q_stride, keys, a.head_dim, range.begin, range.end, to);
     } else {
-      scores_of_few<kType, kRows, false>(rows, q_stride, keys, a.head_dim, range.begin, range.end, scores);
+      scores_of_few<kType, kRows, false>(from, q_stride, keys, a.head_dim, range.begin, range.end, to);
     }
   }
+
+  // Scores become weights.
+  template <int kRows>
+  void weigh(int64_t base, int64_t row) {
+    for (int64_t r = row; r < row + kRows; ++r) {
+      float* own = scores + r * kBlockKeys;
+      if (a.softcap > 0) cap(a.softcap, own);
+      mask(seen(base, r), own);
+      if (a.key_positions != nullptr) mask_by_position(a, query(r), base, seen(base, r), own);
+    }
+    soften<kRows>(scores + row * kBlockKeys, states + row * size + size - kLanes, size, decays + row);
+  }
+
+  bool widens() const { return many && kType != Type::f32; }
+  int64_t value_steps() const { return widens() ? (size - kLanes) / kLanes : Step<kType>::count(a.v_head_dim); }
+  static constexpr int64_t kWideSteps = 4;
 
   template <int kRows>
-  void add(int64_t row, const float* decay, const void* const* values, Range range) {
-    float* sums = states + row * size;
-    if (many && kType != Type::f32) {
-      add_all<Type::f32, kRows, true>(decay, values, size - kLanes, range, sums);
+  void add(int64_t row, const void* const* values, int64_t step, Range range) {
+    if (widens()) {
+      add_steps<Type::f32, kRows, true>(row, values, size - kLanes, step, range);
     } else if (a.v_head_dim % Step<kType>::kValues == 0) {
-      add_all<kType, kRows, true>(decay, values, a.v_head_dim, range, sums);
+      add_steps<kType, kRows, true>(row, values, a.v_head_dim, step, range);
     } else {
-      add_all<kType, kRows, false>(decay, values, a.v_head_dim, range, sums);
+      add_steps<kType, kRows, false>(row, values, a.v_head_dim, step, range);
     }
   }
 
+  // The next kWideSteps steps of dims, in as many registers as there are.
   template <Type kAs, int kRows, bool kWhole>
-  void add_all(const float* decay, const void* const* values, int64_t dims, Range range, float* sums) {
-    constexpr int kWide = 4 / Step<kAs>::kVectors;
-    const int64_t steps = Step<kAs>::count(dims);
-    int64_t step = 0;
-    for (; step + kWide <= steps; step += kWide) {
-      add_weighted<kAs, kRows, kWide, kWhole>(scores, decay, values, dims, step, range.begin, range.end, sums, size);
+  void add_steps(int64_t row, const void* const* values, int64_t dims, int64_t step, Range range) {
+    constexpr int kWide = kWideSteps / Step<kAs>::kVectors;
+    const float *weights = scores + row * kBlockKeys, *decay = decays + row;
+    float* sums = states + row * size;
+    const int64_t end = step + kWideSteps < value_steps() ? step + kWideSteps : value_steps();
+    for (; step + kWide <= end; step += kWide) {
+      add_weighted<kAs, kRows, kWide, kWhole>(weights, decay, values, dims, step, range.begin, range.end, sums, size);
     }
-    for (; step < steps; ++step) {
-      add_weighted<kAs, kRows, 1, kWhole>(scores, decay, values, dims, step, range.begin, range.end, sums, size);
+    for (; step < end; ++step) {
+      add_weighted<kAs, kRows, 1, kWhole>(weights, decay, values, dims, step, range.begin, range.end, sums, size);
     }
   }
 
@@ -250,7 +270,7 @@ void attend_as(const Attention& a, int64_t head, int64_t first, int64_t queries,
 
 inline int64_t scratch_size(const Attention& a, int64_t queries) {
   const int64_t rows = queries * (a.heads / a.kv_heads), q = lanes_of(a.head_dim, a.type);
-  return rows * (kRangeFloats + q + state_size(a)) + kRowTile * kBlockKeys + kBlockKeys * (q + state_size(a));
+  return rows * (kRangeFloats + q + state_size(a) + kBlockKeys + 1) + kRowTile + kBlockKeys * (q + state_size(a));
 }
 
 inline void attend(const Attention& a, int64_t head, int64_t first, int64_t queries, int64_t begin, int64_t end,

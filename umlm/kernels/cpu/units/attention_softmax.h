@@ -90,7 +90,7 @@ void soften(float* scores, float* ends, int64_t stride, float* decay) {
   }
   sum = held(held(sum * decays) + sums_over_lanes(total));
   for (int r = 0; r < kRows; ++r) ends[r * stride] = next[r], ends[r * stride + 1] = sum[r];
-  __builtin_memcpy(decay, &decays, sizeof(decays));
+  for (int r = 0; r < kRows; ++r) decay[r] = decays[r];
 }
 
 }  // namespace umlm::UNIT

@@ -12,6 +12,7 @@ inline constexpr int kRowTile = 4;  // of 32 registers
 inline constexpr int kRowTile = 2;  // of 16
 #endif
 inline constexpr int kKeyVectors = 2;
+inline constexpr int64_t kPanelKeys = kKeyVectors * kLanes;
 
 typedef float Four __attribute__((vector_size(16)));
 
@@ -166,17 +167,16 @@ void scores_of_few(const float* q, int64_t stride, const void* const* keys, int6
   }
 }
 
-// The same from packed keys: value (lane, vector) of all keys together, and q in that order.
+// The same from packed keys, kPanelKeys at a time: value (lane, vector) of them together, and q in that order.
 template <int kRows>
 void scores_of_many(const float* q, int64_t stride, const float* packed, int64_t vectors, int64_t begin, int64_t end,
                     float* scores) {
-  constexpr int64_t kKeys = kKeyVectors * kLanes;
-  for (int64_t j = begin / kKeys * kKeys; j < end; j += kKeys) {
+  for (int64_t j = begin / kPanelKeys * kPanelKeys; j < end; j += kPanelKeys) {
     Lanes quarter[kRows][kKeyVectors], total[kRows][kKeyVectors];
-    const float *key = packed + j, *value = q;
+    const float *key = packed + j * vectors * kLanes, *value = q;
     for (int lane = 0; lane < kLanes; ++lane) {
       Lanes sums[kRows][kKeyVectors] = {};
-      for (int64_t c = 0; c < vectors; ++c, key += kBlockKeys, ++value) {
+      for (int64_t c = 0; c < vectors; ++c, key += kPanelKeys, ++value) {
         Lanes keys[kKeyVectors];
         for (int i = 0; i < kKeyVectors; ++i) keys[i] = get(key + i * kLanes);
         for (int r = 0; r < kRows; ++r) {
@@ -203,6 +203,7 @@ void pack_keys(const void* const* keys, int64_t dims, int64_t begin, int64_t end
   constexpr int kVectors = Step<kType>::kVectors;
   const int64_t steps = Step<kType>::count(dims), vectors = steps * kVectors;
   for (int64_t j = begin / 4 * 4; j < end; j += 4) {
+    float* panel = packed + j / kPanelKeys * kPanelKeys * vectors * kLanes + j % kPanelKeys;
     for (int64_t step = 0; step < steps; ++step) {
       Lanes values[4][kVectors], t[4];
       for (int key = 0; key < 4; ++key) Step<kType>::template load<false>(keys[j + key], step, dims, values[key]);
@@ -210,7 +211,7 @@ void pack_keys(const void* const* keys, int64_t dims, int64_t begin, int64_t end
         transpose_quarters(values[0][i], values[1][i], values[2][i], values[3][i], t);
         for (int lane = 0; lane < kLanes; ++lane) {
           const Four four = quarter(t[lane % 4], lane / 4);
-          __builtin_memcpy(packed + (lane * vectors + step * kVectors + i) * kBlockKeys + j, &four, sizeof(four));
+          __builtin_memcpy(panel + (lane * vectors + step * kVectors + i) * kPanelKeys, &four, sizeof(four));
         }
       }
     }

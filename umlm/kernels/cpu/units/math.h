@@ -1,7 +1,7 @@
 // Functions of one float32 that compilers turn into vector code when a loop calls them: no branches, no calls.
 //
-// Errors against the exact value, in units of the last place: exp 1, tanh 1.4, erf 1.5, sigmoid 2.5 (normal results), sine_cosine
-// 2. Polynomials are minimax fits of their own, in the remainders of range reduction.
+// Errors against the exact value, in units of the last place: exp 1, tanh 1.4, erf 1.5, sigmoid 2.5 (of normal
+// results), sine_cosine 2. Polynomials are minimax fits of their own, in the remainders of range reduction.
 
 #include <cstdint>
 
