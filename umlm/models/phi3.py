@@ -52,7 +52,7 @@ class FusedAttention(Attention):
         self.qkv_proj = Linear(hidden_size, heads * self.head_dim, bias)
 
     def projections(self) -> list[nn.Module]:
-        return [self.qkv_proj]
+        return [self["qkv_proj"]]
 
     def project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

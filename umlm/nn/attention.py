@@ -66,12 +66,12 @@ class Attention(nn.Module):
 
     def projections(self) -> list[nn.Module]:
         """The layers that make q, k and v: one each, or one whose outputs are these one after another."""
-        return [self.q_proj, self.k_proj, self.v_proj]
+        return [self["q_proj"], self["k_proj"], self["v_proj"]]
 
     def parts(self) -> list[nn.Module]:
         """All that a fused half is made of."""
         norms = [self[name] for name in ("q_norm", "k_norm") if name in self]
-        return [*self.projections(), self.o_proj, *norms]
+        return [*self.projections(), self["o_proj"], *norms]
 
     def half(self, norm: RMSNorm, post: RMSNorm | None) -> Any:
         """y = x + post(self(norm(x))) as one operation of x, lengths-dependent rope and pages; None where it is not."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from umlm.nn.norm import RMSNorm
 from umlm.nn.state import LayerState
 
 MakeNorm = Callable[[], nn.Module]
+_values = operator.methodcaller("values")
 
 
 class Around(NamedTuple):
@@ -46,7 +49,7 @@ class Block(nn.Module):
         return self._mlp(self._attention(x, state, fuses), fuses)
 
     def _attention(self, x: mx.array, state: LayerState, fuses: bool) -> mx.array:
-        attention, around = self.self_attn, self.around_attention()
+        attention, around = self["self_attn"], self.around_attention()
         half = self._attention_half.of(attention, around) if fuses and _calls(attention, Attention) else None
         if half is None:
             return x + _after(around, attention(around.pre(x), state))
@@ -54,7 +57,7 @@ class Block(nn.Module):
         return half(x, inv_freq, state.pages)
 
     def _mlp(self, x: mx.array, fuses: bool) -> mx.array:
-        mlp, around = self.mlp, self.around_mlp()
+        mlp, around = self["mlp"], self.around_mlp()
         half = self._mlp_half.of(mlp, around) if fuses and _calls(mlp, GatedMLP) else None
         return x + _after(around, mlp(around.pre(x))) if half is None else half(x)
 
@@ -95,15 +98,18 @@ class FusedHalf:
     """A fused half of one block, made when it is first used and again when one of its arrays is another."""
 
     def __init__(self) -> None:
-        self._made_of: list[Any] | None = None
+        self._made_of: list[Any] = []
+        self._identities: list[int] = []
         self._half: Any = None
 
     def of(self, part: Any, around: Around) -> Any:
         """The operation for this part and its norms, None where they are of no common kind."""
         modules = [*part.parts(), *(norm for norm in around if norm is not None)]
-        made_of = [value for module in modules for value in module.values()]
-        if self._made_of is None or not _same(made_of, self._made_of):
+        made_of = list(itertools.chain.from_iterable(map(_values, modules)))
+        identities = list(map(id, made_of))
+        if identities != self._identities:
             self._made_of = made_of  # holds the arrays, so that no other can take their identity
+            self._identities = identities
             self._half = _make(part, around)
         return self._half
 
@@ -118,10 +124,6 @@ def _make(part: Any, around: Around) -> Any:
 def _calls(part: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether the part computes what this kind computes."""
     return type(part).__call__ is kind.__call__
-
-
-def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
 def _after(around: Around, y: mx.array) -> mx.array:

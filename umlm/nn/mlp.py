@@ -24,7 +24,7 @@ class GatedMLP(nn.Module):
 
     def parts(self) -> list[nn.Module]:
         """All that a fused half is made of."""
-        return [self.gate_proj, self.up_proj, self.down_proj]
+        return [self["gate_proj"], self["up_proj"], self["down_proj"]]
 
     def half(self, norm: RMSNorm, post: RMSNorm | None) -> Any:
         """y = x + post(self(norm(x))) as one operation of x; None where it is not."""
