@@ -27,7 +27,10 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 """
 REASONS = {
-    "hidden": "the CPU kernels were not compiled: install a C++20 compiler and reinstall umlm",
+    "hidden": (
+        f"no CPU kernels are compiled for {Path(cpu.__file__).parents[3]}: with a C++20 compiler, "
+        "reinstall umlm, in a clone with pip install -e ."
+    ),
     "other mlx": f"the CPU kernels need mlx {cpu.MADE_FOR}, not 0.32.3: pip install 'mlx[cpu]=={cpu.MADE_FOR}'",
     "broken": r"the compiled CPU kernels do not load (FILE: file too short): reinstall umlm",
 }

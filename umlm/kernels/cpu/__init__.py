@@ -8,10 +8,14 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import mlx.core as mx
 
+HOME = Path(__file__).parents[3]
+# sources in the working folder come before an installed copy, and have no kernels of their own
+REMEDY = "reinstall umlm, in a clone with pip install -e ."
 MADE_FOR = "0.32.4"  # the release of mlx whose headers and library the extension is built with
 
 
@@ -25,7 +29,7 @@ def _load() -> tuple[ModuleType | None, str]:
     try:
         found = importlib.import_module(f"{__name__}._ext")
     except ModuleNotFoundError:
-        return None, "the CPU kernels were not compiled: install a C++20 compiler and reinstall umlm"
+        return None, f"no CPU kernels are compiled for {HOME}: with a C++20 compiler, {REMEDY}"
     except ImportError as error:
         return None, f"the compiled CPU kernels do not load ({error}): reinstall umlm"
     if not found.isas():
