@@ -42,7 +42,7 @@ inline void tile(const Source& source, const LaneScales& lanes, const RowScales*
     __m512 scale[R];
     for (int r = 0; r < R; ++r) {
       source.template decode<decltype(whole)::value>(r, step, parts[r]);
-      scale[r] = lanes(scales[r].scales, step);
+      scale[r] = lanes.at(scales[r].scales + lanes.first(step));
     }
     for (int i = 0; i < M; ++i) {
       const int64_t at = i * x.stride + step * kVectors * 32;

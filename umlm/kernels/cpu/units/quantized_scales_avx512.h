@@ -1,5 +1,7 @@
 // Scales and offsets of quantized rows, expanded to float32: value = scale * code + offset.
 
+#include <type_traits>
+
 namespace umlm::UNIT {
 
 // `count` scales from element `first` on, as float32; the rest of the 16 lanes is 0.
@@ -199,6 +201,32 @@ inline RowScales expand(const QuantizedMatrix& w, Codes codes, int64_t n, float*
   return {scratch, offsets};
 }
 
+// The same of R rows from n on.
+template <int R>
+inline void expand_rows(const QuantizedMatrix& w, Codes codes, int64_t n, float* scratch, RowScales* out) {
+  const int64_t groups = w.columns / w.group, room = 2 * scale_room(w);
+  if (w.layout > Layout::affine8 || groups > 16 || !codes.plain()) {
+    for (int r = 0; r < R; ++r) {
+      out[r] = expand(w, codes, n + r, scratch + r * room);
+    }
+    return;
+  }
+  auto load = [&](auto type) {  // few affine scales, a vector of them
+    for (int r = 0; r < R; ++r) {
+      float* row = scratch + r * 32;
+      const int64_t at = (n + r) * groups;
+      _mm512_storeu_ps(row, load_scales(w.scales, decltype(type)::value, at, static_cast<int>(groups)));
+      _mm512_storeu_ps(row + 16, load_scales(w.biases, decltype(type)::value, at, static_cast<int>(groups)));
+      out[r] = {row, row + 16};
+    }
+  };
+  switch (w.scale_type) {
+    case Type::f32: return load(std::integral_constant<Type, Type::f32>{});
+    case Type::f16: return load(std::integral_constant<Type, Type::f16>{});
+    default: return load(std::integral_constant<Type, Type::bf16>{});
+  }
+}
+
 // Which of a row's scales the lanes of a step take.
 struct LaneScales {
   __m512i lanes;
@@ -212,9 +240,10 @@ struct LaneScales {
     lanes = _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(count)), 4);
   }
 
-  __m512 operator()(const float* row, int64_t step) const {
-    __m256 eight = _mm256_loadu_ps(row + (step * count >> shift));
-    return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(eight));
+  // Of a step: its first scale, and from there on those of all lanes.
+  int64_t first(int64_t step) const { return step * count >> shift; }
+  __m512 at(const float* scales) const {
+    return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(_mm256_loadu_ps(scales)));
   }
 };
 

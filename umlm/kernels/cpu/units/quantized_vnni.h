@@ -7,6 +7,9 @@
 
 namespace umlm::UNIT::vnni {
 
+// Loops over registers, which must not end up in memory.
+#define UMLM_INLINE [[gnu::always_inline]] inline
+
 // Bytes ahead of the current one that are asked for from memory.
 inline constexpr int64_t kAhead = 4096;
 // Bytes of decoded rows that rows of activations meet before more are decoded.
@@ -21,38 +24,57 @@ struct Product {
   const LaneScales lanes;
   const Codes codes;
   const int64_t groups, steps;
+  const int64_t step_bytes;  // on average
   float* out;
   int64_t stride;
 };
 
-inline __m512i dot(__m512i sum, __m512i codes, const uint8_t* digits) {
-  return _mm512_dpbusd_epi32(sum, codes, _mm512_loadu_si512(digits));
-}
-
-// Codes times digit d of a step, added to sum.
-inline __m512i add_digit(__m512i sum, const __m512i* codes, const uint8_t* digits, int d) {
+// sums[i][r] += codes of weight row r times digit d of a step of activation row i, those `stride` apart. Rows take turns,
+// so that no product waits for the one before.
+template <int I, int R>
+UMLM_INLINE void add_digit(const __m512i (&codes)[R][kVectors], const uint8_t* digits, int64_t stride, int d,
+                      __m512i (&sums)[I][R]) {
   for (int v = 0; v < kVectors; ++v) {
-    sum = dot(sum, codes[v], digits + 64 * (kVectors * d + v));
+    for (int i = 0; i < I; ++i) {
+      const __m512i digit = _mm512_loadu_si512(digits + i * stride + 64 * (kVectors * d + v));
+      for (int r = 0; r < R; ++r) {
+        sums[i][r] = _mm512_dpbusd_epi32(sums[i][r], codes[r][v], digit);
+      }
+    }
   }
-  return sum;
 }
 
-// Codes times the values of a step, in their unit.
-template <bool kSmallCodes>
-inline __m512 step_sums(const __m512i* codes, const uint8_t* digits) {
-  __m512i top = add_digit(_mm512_setzero_si512(), codes, digits, 0);
-  if constexpr (kSmallCodes) {
-    __m512i sum = add_digit(_mm512_slli_epi32(top, 8), codes, digits, 1);
-    return _mm512_cvtepi32_ps(add_digit(_mm512_slli_epi32(sum, 8), codes, digits, 2));
+template <int I, int R>
+UMLM_INLINE void shift_digit(__m512i (&sums)[I][R]) {
+  for (int i = 0; i < I; ++i) {
+    for (int r = 0; r < R; ++r) {
+      sums[i][r] = _mm512_slli_epi32(sums[i][r], 8);
+    }
   }
-  __m512i rest = add_digit(_mm512_setzero_si512(), codes, digits, 1);
-  rest = add_digit(_mm512_slli_epi32(rest, 8), codes, digits, 2);
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(top), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest));
+}
+
+// out[i][r] = codes of weight row r times the values of a step of activation row i, in their unit.
+template <bool kSmallCodes, int I, int R>
+UMLM_INLINE void step_sums(const __m512i (&codes)[R][kVectors], const uint8_t* digits, int64_t stride, __m512 (&out)[I][R]) {
+  __m512i top[I][R] = {}, rest[I][R] = {};
+  add_digit(codes, digits, stride, 0, kSmallCodes ? rest : top);
+  if (kSmallCodes) shift_digit(rest);
+  add_digit(codes, digits, stride, 1, rest);
+  shift_digit(rest);
+  add_digit(codes, digits, stride, 2, rest);
+  for (int i = 0; i < I; ++i) {
+    for (int r = 0; r < R; ++r) {
+      out[i][r] = _mm512_cvtepi32_ps(rest[i][r]);
+      if (!kSmallCodes) {
+        out[i][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(top[i][r]), _mm512_set1_ps(65536), out[i][r]);
+      }
+    }
+  }
 }
 
 // out[i * stride + r] = the sum over lanes of sums[r * M + i]
 template <int R, int M>
-inline void store_totals(__m512* sums, float* out, int64_t stride) {
+UMLM_INLINE void store_totals(__m512* sums, float* out, int64_t stride) {
   constexpr int kCount = R * M;
   alignas(16) float totals[(kCount + 3) / 4 * 4];
   for (int i = 0; i < kCount; ++i) {
@@ -72,7 +94,7 @@ inline void store_totals(__m512* sums, float* out, int64_t stride) {
 
 // R weight rows, as source(r, step, codes) gives them, times M activation rows from m on.
 template <bool kSmallCodes, int R, int M, typename Source>
-inline void tile(const Product& p, const Source& source, const RowScales* scales, int64_t m, float* out) {
+UMLM_INLINE void tile(const Product& p, const Source& source, const RowScales* scales, int64_t m, float* out) {
   const Operand& x = p.x;
   __m512 sums[R * M];
   for (int r = 0; r < R; ++r) {
@@ -82,18 +104,25 @@ inline void tile(const Product& p, const Source& source, const RowScales* scales
   }
   const uint8_t* digits = x.digits + m * x.digits_stride;
   const float* units = x.units + m * x.units_stride;
-  auto one = [&](int64_t step, auto whole) {
+  auto one = [&](int64_t step, auto whole) __attribute__((always_inline)) {
     __m512i codes[R][kVectors];
     __m512 scale[R];
+    const int64_t first = p.lanes.first(step);
     for (int r = 0; r < R; ++r) {
       source.template decode<decltype(whole)::value>(r, step, codes[r]);
-      scale[r] = p.lanes(scales[r].scales, step);
+      scale[r] = p.lanes.at(scales[r].scales + first);
     }
-    for (int i = 0; i < M; ++i) {
-      const __m512 unit = _mm512_set1_ps(units[i * x.units_stride + step]);
-      for (int r = 0; r < R; ++r) {
-        __m512 sum = step_sums<kSmallCodes>(codes[r], digits + i * x.digits_stride + step * kStepBytes);
-        sums[r * M + i] = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale[r], unit), sums[r * M + i]);
+    source.prefetch(step, R);
+    constexpr int kTogether = M % 3 == 0 && R <= 2 ? 3 : M % 2 == 0 ? 2 : 1;
+    for (int i = 0; i < M; i += kTogether) {
+      __m512 found[kTogether][R];
+      step_sums<kSmallCodes>(codes, digits + i * x.digits_stride + step * kStepBytes, x.digits_stride, found);
+      for (int j = 0; j < kTogether; ++j) {
+        const __m512 unit = _mm512_set1_ps(units[(i + j) * x.units_stride + step]);
+        for (int r = 0; r < R; ++r) {
+          __m512& sum = sums[r * M + i + j];
+          sum = _mm512_fmadd_ps(found[j][r], _mm512_mul_ps(scale[r], unit), sum);
+        }
       }
     }
   };
@@ -113,16 +142,22 @@ struct Direct {
   const Policy& policy;
   const uint8_t* rows;
   int64_t row_bytes, columns;
-  int64_t step_bytes;  // on average
-  Direct(const Policy& policy, const Product& p, int64_t n)
+  int64_t step_bytes;
+  UMLM_INLINE Direct(const Policy& policy, const Product& p, int64_t n)
       : policy(policy), rows(p.w.weight + n * p.w.row_bytes), row_bytes(p.w.row_bytes), columns(p.w.columns),
-        step_bytes(p.w.row_bytes / p.steps) {}
-  int64_t whole_steps(int64_t) const { return columns / kValues; }
+        step_bytes(p.step_bytes) {}
+  UMLM_INLINE int64_t whole_steps(int64_t) const { return columns / kValues; }
   template <bool kWhole>
-  void decode(int r, int64_t step, __m512i* out) const {
-    const uint8_t* row = rows + r * row_bytes;
-    _mm_prefetch(reinterpret_cast<const char*>(row + step * step_bytes + kAhead), _MM_HINT_T0);
-    policy.template decode<kWhole>(row, step, columns - step * kValues, out);
+  UMLM_INLINE void decode(int r, int64_t step, __m512i* out) const {
+    policy.template decode<kWhole>(rows + r * row_bytes, step, columns - step * kValues, out);
+  }
+  // Ask for the bytes of so many steps, further on: rows follow each other.
+  UMLM_INLINE void prefetch(int64_t step, int count) const {
+    constexpr int kLines = Policy::kMost > kSmall ? 2 : 1;
+    const auto* from = reinterpret_cast<const char*>(rows) + kAhead + step * count * step_bytes;
+    for (int i = 0; i < count * kLines; ++i) {
+      _mm_prefetch(from + i * step_bytes / kLines, _MM_HINT_T0);
+    }
   }
 };
 
@@ -130,9 +165,10 @@ struct Direct {
 struct Decoded {
   const __m512i* rows;
   int64_t row_vectors;
-  int64_t whole_steps(int64_t steps) const { return steps; }
+  UMLM_INLINE int64_t whole_steps(int64_t steps) const { return steps; }
+  UMLM_INLINE void prefetch(int64_t, int) const {}
   template <bool>
-  void decode(int r, int64_t step, __m512i* out) const {
+  UMLM_INLINE void decode(int r, int64_t step, __m512i* out) const {
     for (int v = 0; v < kVectors; ++v) {
       out[v] = _mm512_load_si512(rows + r * row_vectors + step * kVectors + v);
     }
@@ -146,11 +182,9 @@ constexpr bool small_codes() {
 
 // Weight rows n .. n + R with all M rows of activations.
 template <typename Policy, int R, int M>
-inline void few_rows(const Product& p, const Policy& policy, int64_t n, float* scratch) {
+UMLM_INLINE void few_rows(const Product& p, const Policy& policy, int64_t n, float* scratch) {
   RowScales scales[R];
-  for (int r = 0; r < R; ++r) {
-    scales[r] = expand(p.w, p.codes, n + r, scratch + r * 2 * scale_room(p.w));
-  }
+  expand_rows<R>(p.w, p.codes, n, scratch, scales);
   tile<small_codes<Policy>(), R, M>(p, Direct<Policy>(policy, p, n), scales, 0, p.out + n);
 }
 
@@ -168,7 +202,7 @@ void direct_product(const Product& p, int64_t begin, int64_t end) {
 }
 
 template <bool kSmallCodes, int R>
-void all_rows(const Product& p, const Decoded& source, const RowScales* scales, int64_t m, int64_t count, float* out) {
+inline void all_rows(const Product& p, const Decoded& source, const RowScales* scales, int64_t m, int64_t count, float* out) {
   switch (count) {
     case 1: return tile<kSmallCodes, R, 1>(p, source, scales, m, out);
     case 2: return tile<kSmallCodes, R, 2>(p, source, scales, m, out);
@@ -231,7 +265,7 @@ inline void product(const QuantizedMatrix& w, const Operand& x, float* out, int6
   with_policy(w, [&](auto* policy) {
     using Policy = std::remove_pointer_t<decltype(policy)>;
     const Product p{w,  x, LaneScales(w.group, kValues), Policy::codes(w.layout), w.columns / w.group, steps_of(w),
-                    out, stride};
+                    w.row_bytes / steps_of(w), out, stride};
     switch (x.rows) {
       case 1: return direct_product<Policy, 4, 1>(p, begin, end);
       case 2: return direct_product<Policy, 2, 2>(p, begin, end);
@@ -268,5 +302,7 @@ inline void quantized_matmul(const QuantizedMatrix& w, const Operand& x, float* 
 inline constexpr QuantizedKernels quantized_kernels = {
     prepared_bytes, choose, prepare_either, quantized_matmul, quantized_matmul_t, dequantize_row,
 };
+
+#undef UMLM_INLINE
 
 }  // namespace umlm::UNIT::vnni
