@@ -72,23 +72,24 @@ UMLM_INLINE void step_sums(const __m512i (&codes)[R][kVectors], const uint8_t* d
   }
 }
 
-// out[i * stride + r] = the sum over lanes of sums[r * M + i]
+// out[i * stride + r] = the sum over lanes of sums[i * R + r]
 template <int R, int M>
-UMLM_INLINE void store_totals(__m512* sums, float* out, int64_t stride) {
+UMLM_INLINE void store_totals(const __m512* sums, float* out, int64_t stride) {
   constexpr int kCount = R * M;
   alignas(16) float totals[(kCount + 3) / 4 * 4];
-  for (int i = 0; i < kCount; ++i) {
-    asm("" : "+v"(sums[i]));  // nothing around may mix with these sums
-  }
+  auto lanes = [&](int i) __attribute__((always_inline)) {
+    __m512 sum = i < kCount ? sums[i] : _mm512_setzero_ps();
+    asm("" : "+v"(sum));  // nothing around may mix with these sums
+    return (Lanes)sum;
+  };
+#pragma GCC unroll 4
   for (int i = 0; i < kCount; i += 4) {
-    auto lanes = [&](int j) { return (Lanes)(i + j < kCount ? sums[i + j] : _mm512_setzero_ps()); };
-    sum_lanes(lanes(0), lanes(1), lanes(2), lanes(3), totals + i);
+    sum_lanes(lanes(i), lanes(i + 1), lanes(i + 2), lanes(i + 3), totals + i);
   }
   asm volatile("" : : "r"(totals) : "memory");
-  for (int r = 0; r < R; ++r) {
-    for (int i = 0; i < M; ++i) {
-      out[i * stride + r] = totals[r * M + i];
-    }
+#pragma GCC unroll 6
+  for (int i = 0; i < M; ++i) {
+    __builtin_memcpy(out + i * stride, totals + i * R, R * sizeof(float));
   }
 }
 
@@ -99,7 +100,7 @@ UMLM_INLINE void tile(const Product& p, const Source& source, const RowScales* s
   __m512 sums[R * M];
   for (int r = 0; r < R; ++r) {
     for (int i = 0; i < M; ++i) {
-      sums[r * M + i] = offset_sums(scales[r].offsets, x, m + i, p.groups);
+      sums[i * R + r] = offset_sums(scales[r].offsets, x, m + i, p.groups);
     }
   }
   const uint8_t* digits = x.digits + m * x.digits_stride;
@@ -120,7 +121,7 @@ UMLM_INLINE void tile(const Product& p, const Source& source, const RowScales* s
       for (int j = 0; j < kTogether; ++j) {
         const __m512 unit = _mm512_set1_ps(units[(i + j) * x.units_stride + step]);
         for (int r = 0; r < R; ++r) {
-          __m512& sum = sums[r * M + i + j];
+          __m512& sum = sums[(i + j) * R + r];
           sum = _mm512_fmadd_ps(found[j][r], _mm512_mul_ps(scale[r], unit), sum);
         }
       }
