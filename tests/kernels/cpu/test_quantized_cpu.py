@@ -24,6 +24,9 @@ extension: ModuleType = cpu.extension
 AFFINE = [Format("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 SMALL_FLOATS = [Format("mxfp4", 4, 32), Format("mxfp8", 8, 32), Format("nvfp4", 4, 16)]
 GGUF = [Format("gguf", 0, BLOCKS[kind][0], kind) for kind in sorted(CPU_BLOCKS)]
+# layouts whose products AVX512 forms in integers, and how near float32 rows must come then
+IN_INTEGERS = {"avx512", "avx512bf16"}
+NEAR_IN_INTEGERS = 2e-6
 every_format = pytest.mark.parametrize("form", [*AFFINE, *SMALL_FLOATS, *GGUF], ids=str)
 
 
@@ -55,6 +58,14 @@ def truth(packed: Packed) -> np.ndarray:
     return dequantize(form.mode, form.bits, form.group_size, packed.weight, packed.scales, packed.biases)
 
 
+def assert_product(found: mx.array, expected: np.ndarray, form: Format, isa: str) -> None:
+    """Within the bound of the dtype; integer products of float32 rows are nearer."""
+    assert_near(found, expected, found.dtype)
+    if isa in IN_INTEGERS and form.mode != "mxfp8" and found.dtype == mx.float32:
+        gap = np.linalg.norm(wide(found) - expected) / np.linalg.norm(expected)
+        assert gap <= NEAR_IN_INTEGERS, f"off by {gap:.1e} of the norm"
+
+
 @every_format
 def test_products_equal_float64(form: Format, isa: str) -> None:
     """One row, few, and more than a tile; rows and columns that fill no tile, block or step."""
@@ -63,7 +74,49 @@ def test_products_equal_float64(form: Format, isa: str) -> None:
         packed = pack(form, rows, blocks * unit(form))
         for dtype in FLOATS:
             x = draw(rng, count, packed.shape[1], dtype=dtype)
-            assert_near(kernels.quantized_matmul(x, packed), wide(x) @ truth(packed).T, dtype)
+            assert_product(kernels.quantized_matmul(x, packed), wide(x) @ truth(packed).T, form, isa)
+
+
+@every_format
+@pytest.mark.parametrize("count", [1, 5])
+def test_one_value_far_above_the_others(form: Format, count: int, isa: str) -> None:
+    """10,000 times the others: within 1e-5 of each row's norm."""
+    packed = pack(form, 33, 6 * unit(form))
+    x = np.array(draw(np.random.default_rng(12), count, packed.shape[1]))
+    x[:, 70] = 1e4
+    expected = x.astype(np.float64) @ truth(packed).T
+    gaps = np.linalg.norm(wide(kernels.quantized_matmul(mx.array(x), packed)) - expected, axis=1)
+    assert (gaps <= 1e-5 * np.linalg.norm(expected, axis=1)).all()
+
+
+@every_format
+@pytest.mark.parametrize("count", [1, 5])
+def test_values_of_all_magnitudes(form: Format, count: int, isa: str) -> None:
+    """Zeros, whole zero steps, and values from 1e-30 to 1e30 in rows of their own."""
+    packed = pack(form, 33, 9 * unit(form))
+    x = np.array(draw(np.random.default_rng(13), count, packed.shape[1]))
+    x[:, ::3] = 0
+    x[:, :130] = 0
+    for scale in (1e-30, 1e-10, 1.0, 1e10, 1e30):
+        scaled = (x * np.float32(scale)).astype(np.float32)
+        expected = scaled.astype(np.float64) @ truth(packed).T
+        gap = np.linalg.norm(wide(kernels.quantized_matmul(mx.array(scaled), packed)) - expected)
+        assert gap <= 1e-5 * np.linalg.norm(expected), scale
+    zeros = kernels.quantized_matmul(mx.zeros(x.shape), packed)
+    assert (np.array(zeros) == 0).all()
+
+
+@every_format
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("count", [1, 5])
+def test_what_is_not_finite_stays_so(form: Format, value: float, count: int, isa: str) -> None:
+    """In that row's outputs, all of which have it as a term, and in no other's."""
+    packed = pack(form, 33, 9 * unit(form))
+    x = np.array(draw(np.random.default_rng(14), count, packed.shape[1]))
+    x[0, 31] = value
+    found = np.array(kernels.quantized_matmul(mx.array(x), packed))
+    assert not np.isfinite(found[0]).any()
+    assert np.isfinite(found[1:]).all()
 
 
 @pytest.mark.parametrize("form", [AFFINE[6], AFFINE[15]], ids=str)

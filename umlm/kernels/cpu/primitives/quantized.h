@@ -85,9 +85,7 @@ class StoredMatrix {
 
 // The Operand of `rows` rows of activations, in the precision that is set. It is still to be filled.
 inline Operand operand_of(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, Scratch& scratch) {
-  Operand operand = kernels().quantized.operand(w, x, type, rows, scratch.data());
-  if (precision() == Precision::bfloat16) operand.low = nullptr;
-  return operand;
+  return kernels().quantized.operand(w, x, type, precision() == Precision::exact, rows, scratch.data());
 }
 
 }  // namespace umlm

@@ -12,13 +12,18 @@
 #include "units/sampling_generic.h"
 #include "units/quantized_values.h"
 #include "units/quantized_generic.h"
+#include "units/quantized_bits_avx512.h"
+#include "units/quantized_scales_avx512.h"
+#include "units/quantized_vnni_policies.h"
+#include "units/quantized_vnni_prepare.h"
+#include "units/quantized_vnni.h"
 
 namespace umlm {
 
 const Kernels& kernels_avx512() {
   static constexpr Kernels table = {
       "avx512",
-      avx512::quantized_kernels,
+      avx512::vnni::quantized_kernels,
       avx512::row_kernels,
       avx512::rope_kernels,
       avx512::attention_kernels,

@@ -11,18 +11,22 @@
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
 #include "units/quantized_values.h"
+#include "units/quantized_bits_avx512.h"
+#include "units/quantized_scales_avx512.h"
 #include "units/quantized_policies_avx512bf16.h"
 #include "units/quantized_block_policies_avx512bf16.h"
-#include "units/quantized_scales_avx512bf16.h"
 #include "units/quantized_prepare_avx512bf16.h"
 #include "units/quantized_avx512bf16.h"
+#include "units/quantized_vnni_policies.h"
+#include "units/quantized_vnni_prepare.h"
+#include "units/quantized_vnni.h"
 
 namespace umlm {
 
 const Kernels& kernels_avx512bf16() {
   static constexpr Kernels table = {
       "avx512bf16",
-      avx512bf16::quantized_kernels,
+      avx512bf16::vnni::quantized_kernels,
       avx512bf16::row_kernels,
       avx512bf16::rope_kernels,
       avx512bf16::attention_kernels,

@@ -14,36 +14,8 @@ inline constexpr int64_t kDecodedBytes = 96 << 10;
 // Rows of activations of a tile
 inline constexpr int kTileRows16 = 6;
 
-// Which of a row's scales the lanes of a step take.
-struct LaneScales {
-  __m512i lanes;
-  int count, shift;  // scales of a step; steps that share one, as a power of two
-
-  LaneScales(int group, int values) : count(group < values ? values / group : 1), shift(0) {
-    while ((values << shift) < group) {
-      ++shift;
-    }
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    lanes = _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(count)), 4);
-  }
-
-  __m512 operator()(const float* row, int64_t step) const {
-    __m256 eight = _mm256_loadu_ps(row + (step * count >> shift));
-    return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(eight));
-  }
-};
-
 inline __m512 dot(__m512 sum, __m512i a, const uint16_t* b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)_mm512_loadu_si512(b));
-}
-
-// What the offsets of a row add to its product with row m, spread over lanes.
-inline __m512 offset_sums(const float* offsets, const Operand& x, int64_t m, int64_t groups) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t g = 0; offsets != nullptr && g < groups; g += 16) {
-    sum = _mm512_fmadd_ps(_mm512_loadu_ps(offsets + g), _mm512_loadu_ps(x.sums + m * x.sums_stride + g), sum);
-  }
-  return sum;
 }
 
 inline float total(__m512 sum) {
@@ -52,12 +24,6 @@ inline float total(__m512 sum) {
   asm("" : "+v"(value));
   return value;
 }
-
-// A weight row's expanded scales, and offsets or null.
-struct RowScales {
-  const float* scales;
-  const float* offsets;
-};
 
 // R weight rows, as source(r, step, vectors) gives them, times M activation rows.
 template <int kVectors, int R, int M, bool kSplit, typename Source>
@@ -76,7 +42,7 @@ inline void tile(const Source& source, const LaneScales& lanes, const RowScales*
     __m512 scale[R];
     for (int r = 0; r < R; ++r) {
       source.template decode<decltype(whole)::value>(r, step, parts[r]);
-      scale[r] = lanes(scales[r].scales, step);
+      scale[r] = lanes.at(scales[r].scales + lanes.first(step));
     }
     for (int i = 0; i < M; ++i) {
       const int64_t at = i * x.stride + step * kVectors * 32;
@@ -145,15 +111,8 @@ struct Product {
   float* out;
   int64_t stride;
 
-  int64_t scale_room() const { return groups + 16; }
-  RowScales expand_row(int64_t n, float* scratch) const {
-    float* offsets = scratch + scale_room();
-    if (has_offsets(w.layout)) {
-      _mm512_storeu_ps(offsets + groups / 16 * 16, _mm512_setzero_ps());
-    }
-    expand(w, n, scratch, offsets);
-    return {scratch, has_offsets(w.layout) ? offsets : nullptr};
-  }
+  int64_t scale_room() const { return umlm::UNIT::scale_room(w); }
+  RowScales expand_row(int64_t n, float* scratch) const { return expand(w, bf16_codes(w.layout), n, scratch); }
 };
 
 // R weight rows with all M rows of activations.

@@ -93,34 +93,11 @@ struct Bytes : OddBytes {
   }
 };
 
-struct alignas(64) Bytes64 {
-  uint8_t bytes[64];
-  operator __m512i() const { return _mm512_load_si512(bytes); }
-};
-
-// For the bits of each of 64 values: the eight bytes from which they are taken, and where the shift begins.
-template <int kBits>
-constexpr Bytes64 field_bytes() {
-  Bytes64 out{};
-  for (int i = 0; i < 64; ++i) {
-    int from = i / 8 * kBits + i % 8;
-    out.bytes[i] = static_cast<uint8_t>(from < 64 ? from : 63);
-  }
-  return out;
-}
-
-template <int kBits>
-constexpr Bytes64 field_shifts() {
-  Bytes64 out{};
-  for (int i = 0; i < 64; ++i) out.bytes[i] = static_cast<uint8_t>((i % 8 * kBits + kBits - 7) & 63);
-  return out;
-}
-
 // 2-, 3-, 5-, 6-bit values: each becomes the top of a bf16 fraction, 2^bits + value, which is exact.
 template <int kBits>
 struct Fields {
   static constexpr int kValues = 64, kVectors = 2;
-  static constexpr Bytes64 kGather = field_bytes<kBits>(), kShifts = field_shifts<kBits>();
+  static constexpr Bytes64 kGather = field_bytes<kBits>(), kShifts = field_shifts<kBits>(7 - kBits);
   __m512i gather, shifts;
   explicit Fields(const QuantizedMatrix&) : gather(kGather), shifts(kShifts) {}
   static constexpr int source(int vector, int word) { return 2 * word + vector; }

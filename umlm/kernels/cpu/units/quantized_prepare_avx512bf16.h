@@ -31,6 +31,19 @@ auto with_policy(const QuantizedMatrix& w, Visit&& visit) {
   }
 }
 
+// What those policies make of the layout's integers.
+inline Codes bf16_codes(Layout layout) {
+  switch (layout) {
+    case Layout::affine2: return {1, 4};
+    case Layout::affine3: return {1, 8};
+    case Layout::affine5: return {1, 32};
+    case Layout::affine6: return {1, 64};
+    case Layout::affine8: return {0.5f, -255};
+    case Layout::ggml_q8_0: return {0.5f, 1};
+    default: return {1, 0};
+  }
+}
+
 template <typename Policy>
 int64_t steps_of(const QuantizedMatrix& w) {
   return (w.columns + Policy::kValues - 1) / Policy::kValues;
@@ -43,20 +56,19 @@ inline int64_t operand_stride(const QuantizedMatrix& w) {
   });
 }
 
-// Sums of a row lie padded with zeros to whole vectors.
-inline int64_t padded_groups(const QuantizedMatrix& w) { return (w.columns / w.group + 15) / 16 * 16; }
-
 inline int64_t prepared_bytes(const QuantizedMatrix& w) {
   return 2 * operand_stride(w) * sizeof(uint16_t) + padded_groups(w) * sizeof(float);
 }
 
-inline Operand operand(const QuantizedMatrix& w, const void* source, Type type, int64_t rows, void* scratch) {
+inline Operand operand(const QuantizedMatrix& w, const void* source, Type type, bool exact, int64_t rows,
+                       void* scratch) {
   int64_t stride = operand_stride(w);
   auto* high = static_cast<uint16_t*>(scratch);
   auto* low = high + rows * stride;
   auto* sums = reinterpret_cast<float*>(low + rows * stride);
-  return {rows, w.columns, source, type, nullptr, high, type == Type::bf16 ? nullptr : low, sums, stride,
-          padded_groups(w)};
+  const bool split = exact && type != Type::bf16;
+  return {.rows = rows, .columns = w.columns, .source = source, .source_type = type, .high = high,
+          .low = split ? low : nullptr, .sums = sums, .stride = stride, .sums_stride = padded_groups(w)};
 }
 
 // Where each word of a step comes from, as indices for vpermi2w.
@@ -86,13 +98,6 @@ inline void reorder(const __m512i* words, uint16_t* out) {
     }
     _mm512_storeu_si512(out + 32 * v, first);
   }
-}
-
-// Up to 16 values from element `at` on; beyond `end` they are 0.
-inline __m512 load_values(const Operand& x, int64_t at, int64_t end) {
-  if (at >= end) return _mm512_setzero_ps();
-  return load_scales(static_cast<const uint8_t*>(x.source), x.source_type, at,
-                     static_cast<int>(end - at < 16 ? end - at : 16));
 }
 
 inline __m512 upper(__m512i words, int half) {
@@ -129,17 +134,10 @@ inline void prepare_row(const QuantizedMatrix& w, const Operand& x, int64_t m, f
 }
 
 inline void prepare(const QuantizedMatrix& w, const Operand& x, int64_t begin, int64_t end) {
-  const int64_t groups = w.columns / w.group, padded = padded_groups(w), each = w.group / 16;
   auto* sixteens = static_cast<float*>(__builtin_alloca((x.stride / 16 + 16) * sizeof(float)));
   for (int64_t m = begin; m < end; ++m) {
     with_policy(w, [&](auto* policy) { prepare_row<std::remove_pointer_t<decltype(policy)>>(w, x, m, sixteens); });
-    auto* sums = const_cast<float*>(x.sums) + m * padded;
-    for (int64_t g = 0; g < groups; ++g) {
-      float sum = 0;
-      for (int64_t i = 0; i < each; ++i) sum += sixteens[g * each + i];
-      sums[g] = sum;
-    }
-    std::memset(sums + groups, 0, (padded - groups) * sizeof(float));
+    sum_groups(w, sixteens, const_cast<float*>(x.sums) + m * x.sums_stride);
   }
 }
 
