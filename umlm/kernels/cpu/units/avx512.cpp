@@ -14,8 +14,10 @@
 #include "units/quantized_generic.h"
 #include "units/quantized_bits_avx512.h"
 #include "units/quantized_scales_avx512.h"
+#include "units/quantized_rows_avx512.h"
 #include "units/quantized_vnni_policies.h"
 #include "units/quantized_vnni_prepare.h"
+#include "units/quantized_vnni_tile.h"
 #include "units/quantized_vnni.h"
 
 namespace umlm {

@@ -13,12 +13,14 @@
 #include "units/quantized_values.h"
 #include "units/quantized_bits_avx512.h"
 #include "units/quantized_scales_avx512.h"
+#include "units/quantized_rows_avx512.h"
 #include "units/quantized_policies_avx512bf16.h"
 #include "units/quantized_block_policies_avx512bf16.h"
 #include "units/quantized_prepare_avx512bf16.h"
 #include "units/quantized_avx512bf16.h"
 #include "units/quantized_vnni_policies.h"
 #include "units/quantized_vnni_prepare.h"
+#include "units/quantized_vnni_tile.h"
 #include "units/quantized_vnni.h"
 
 namespace umlm {

@@ -104,7 +104,8 @@ struct KBits {
   static void split(const uint8_t* row, int64_t step, __m512i* out) {
     const uint8_t* block = row + step / 2 * K::kBytes;
     const int64_t half = step % 2;
-    __m512i low = K::kLowStep == 64 ? _mm512_loadu_si512(block + K::kLow + 64 * half) : load_half(block + K::kLow + 32 * half);
+    const uint8_t* from = block + K::kLow + K::kLowStep * half;
+    __m512i low = K::kLowStep == 64 ? _mm512_loadu_si512(from) : load_half(from);
     for (int i = 0; i < 2; ++i) {
       out[i] = _mm512_srlv_epi64(_mm512_permutexvar_epi64(kLow[i], low), kShift);
       if constexpr (K::kMask != 0) {

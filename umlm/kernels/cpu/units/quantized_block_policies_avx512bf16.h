@@ -1,4 +1,5 @@
-// How rows of ggml's blocks become bf16 vectors: policies as in quantized_policies_avx512bf16.h. Needs quantized_bits_avx512.h.
+// How rows of ggml's blocks become bf16 vectors: policies as in quantized_policies_avx512bf16.h. Needs
+// quantized_bits_avx512.h.
 
 namespace umlm::UNIT {
 

@@ -18,7 +18,8 @@ inline __m512i low_bits(__m512i bytes, int mask) {
 struct Raised {
   __m512i codes;
   Raised(const int8_t* values, int by) {
-    __m128i table = _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)), _mm_set1_epi8(static_cast<char>(by)));
+    __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    table = _mm_add_epi8(table, _mm_set1_epi8(static_cast<char>(by)));
     codes = _mm512_broadcast_i32x4(table);
   }
   __m512i operator()(__m512i nibbles) const { return _mm512_shuffle_epi8(codes, nibbles); }
