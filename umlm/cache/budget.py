@@ -16,14 +16,10 @@ _GIB = 2**30
 
 
 class KVSpec(Protocol):
-    """The sizes of one layer's keys and values (see nn/state.py)."""
+    """What one layer keeps (see nn/state.py)."""
 
     @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def v_head_dim(self) -> int: ...
+    def values_per_token(self) -> int: ...
 
 
 class PagePlan(NamedTuple):
@@ -44,7 +40,7 @@ class PagePlan(NamedTuple):
 
 def kv_bytes_per_token(specs: Iterable[KVSpec], bytes_per_value: int = 2) -> int:
     """Bytes of keys and values that one token adds over all layers."""
-    return sum(spec.num_kv_heads * (spec.head_dim + spec.v_head_dim) for spec in specs) * bytes_per_value
+    return sum(spec.values_per_token for spec in specs) * bytes_per_value
 
 
 def page_bytes(specs: Iterable[KVSpec], page_size: int, bytes_per_value: int = 2) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.nn as nn
 
@@ -15,13 +15,15 @@ from umlm.nn import Attention, GatedMLP, PreNorm
 class Llama(Decoder):
     """Llama. arXiv:2302.13971, 2407.21783"""
 
+    attention_class: ClassVar[type[Attention]] = Attention
+
     def block(self, layer: int) -> nn.Module:
         return PreNorm(self.attention(layer), self.mlp(), self.norm)
 
     def attention(self, layer: int) -> Attention:
         c = self.config
         options = {"bias": c.attention_bias, "out_bias": c.attention_bias} | self.attention_options(layer)
-        return Attention(
+        return self.attention_class(
             c.hidden_size,
             c.num_attention_heads,
             c.kv_heads,
@@ -35,7 +37,7 @@ class Llama(Decoder):
         """What a family's attention has beyond Llama's."""
         return {}
 
-    def mlp(self) -> GatedMLP:
+    def mlp(self) -> nn.Module:
         c = self.config
         return GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act, c.mlp_bias)
 

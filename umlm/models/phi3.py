@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from umlm import kernels
 from umlm.models.llama import Llama, MistralConfig
-from umlm.nn import Attention, Linear, PreNorm
+from umlm.nn import Attention, Linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,24 +24,6 @@ class Phi3Config(MistralConfig):
         values = super().rope_dict(layer_type)
         kind = values.get("rope_type", values.get("type"))
         return {**values, "rope_type": "longrope"} if kind == "yarn" else values
-
-
-class Phi3(Llama):
-    """Phi 3: q, k, v in one matrix, gate and up in another. arXiv:2404.14219"""
-
-    Config = Phi3Config
-
-    def block(self, layer: int) -> nn.Module:
-        c = self.config
-        attention = FusedAttention(
-            c.hidden_size,
-            c.num_attention_heads,
-            c.kv_heads,
-            c.size_of_head,
-            rope=self.rope(layer),
-            window=c.window(layer),
-        )
-        return PreNorm(attention, FusedGatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act), self.norm)
 
 
 class FusedAttention(Attention):
@@ -72,3 +54,17 @@ class FusedGatedMLP(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
         return self.down_proj(kernels.gated_activation(gate, up, self.activation))
+
+
+class Phi3(Llama):
+    """Phi 3: q, k, v in one matrix, gate and up in another. arXiv:2404.14219"""
+
+    Config = Phi3Config
+    attention_class = FusedAttention
+
+    def attention_options(self, layer: int) -> dict[str, Any]:
+        return {"bias": False, "out_bias": False}
+
+    def mlp(self) -> nn.Module:
+        c = self.config
+        return FusedGatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act)

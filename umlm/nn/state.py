@@ -22,6 +22,11 @@ class AttentionSpec:
     v_head_dim: int
     window: int | None = None
 
+    @property
+    def values_per_token(self) -> int:
+        """Numbers kept for one token."""
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+
 
 StateSpec = AttentionSpec  # latent (MLA) and recurrent kinds join this union with their layers
 

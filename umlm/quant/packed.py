@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -63,7 +65,8 @@ def replace(model: nn.Module, path: str, packed: Packed, dtype: mx.Dtype = mx.fl
 
     dtype  what an embedding's rows come out in. Raises ValueError where the layer there cannot be quantized.
     """
-    parent, name = _parent(model, path)
+    above, _, name = path.rpartition(".")
+    parent = module_at(model, above)
     old = parent[name]
     if isinstance(old, Embedding):
         parent[name] = PackedEmbedding(packed, dtype)
@@ -73,9 +76,9 @@ def replace(model: nn.Module, path: str, packed: Packed, dtype: mx.Dtype = mx.fl
         raise ValueError(f"{path} is a {type(old).__name__}, which cannot be quantized; store it in a float dtype")
 
 
-def _parent(model: nn.Module, path: str) -> tuple[nn.Module, str]:
-    *parents, name = path.split(".")
-    node = model
-    for part in parents:
-        node = node[int(part)] if isinstance(node, list) else node[part]
-    return node, name
+def module_at(model: nn.Module, path: str) -> Any:
+    """The module at a dotted path such as model.layers.0.mlp; the model itself for an empty one."""
+    module: Any = model
+    for part in filter(None, path.split(".")):
+        module = module[int(part)] if isinstance(module, list) else module[part]
+    return module

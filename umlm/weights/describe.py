@@ -56,7 +56,7 @@ def describe(checkpoint: Checkpoint) -> Description:
         parameters=sum(use.parameters for use in formats.values()),
         nbytes=sum(use.nbytes for use in formats.values()),
         formats=formats,
-        context=config.max_position_embeddings,
+        context=config.context_length,
         kv_bytes_per_token=kv_bytes_per_token(checkpoint.config),
         tokenizer=_tokenizer(tokenizer),
         chat_template=tokenizer.chat_template is not None,
@@ -67,7 +67,7 @@ def describe(checkpoint: Checkpoint) -> Description:
 def kv_bytes_per_token(config: Mapping[str, Any], bytes_each: int = KV_BYTES) -> int:
     """Bytes of keys and values that all layers keep for one token."""
     specs = build(config_from_dict(config)).state_specs()
-    return sum(spec.num_kv_heads * (spec.head_dim + spec.v_head_dim) * bytes_each for spec in specs)
+    return sum(spec.values_per_token for spec in specs) * bytes_each
 
 
 def _formats(checkpoint: Checkpoint) -> dict[str, FormatUse]:

@@ -16,7 +16,7 @@ from umlm.kernels.packed import Format, Packed
 from umlm.models import build, config_from_dict
 from umlm.models.decoder import Decoder
 from umlm.nn import Embedding, Linear
-from umlm.quant.packed import replace
+from umlm.quant.packed import module_at, replace
 from umlm.weights.checkpoint import Checkpoint, StoredTensor
 from umlm.weights.safetensors import DTYPES as STORED
 from umlm.weights.safetensors import FLOATS
@@ -96,14 +96,6 @@ def match(model: nn.Module, checkpoint: Checkpoint) -> list[StoredTensor]:
         rest = [f"... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
         raise ValueError("\n".join(found[:SHOWN] + rest))
     return list(tensors.values())
-
-
-def module_at(model: nn.Module, path: str) -> Any:
-    """The module at a dotted path such as model.layers.0.mlp."""
-    module: Any = model
-    for part in filter(None, path.split(".")):
-        module = module[int(part)] if isinstance(module, list) else module[part]
-    return module
 
 
 def _drop_head(tensors: dict[str, StoredTensor]) -> None:
