@@ -21,7 +21,7 @@ NB_MODULE(_ext, m) {
   m.def("num_threads", &umlm::num_threads, "Threads that kernels use.");
   m.def("set_num_threads", &umlm::set_num_threads, "count"_a, "Set the threads that kernels use; 0: what the process may use.");
   m.def("precision", &umlm::precision_name, "How exactly products with quantized matrices take activations.");
-  m.def("set_precision", &umlm::set_precision, "name"_a, "Set it: 'exact' or 'bfloat16'.");
+  m.def("set_precision", &umlm::set_precision, "name"_a, "Set it: 'exact', 'int16' or 'int8'.");
   umlm::bind_attention(m);
   umlm::bind_dense(m);
   umlm::bind_halves(m);

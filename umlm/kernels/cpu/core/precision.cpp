@@ -7,14 +7,14 @@
 namespace umlm {
 namespace {
 
-constexpr const char* kNames[] = {"exact", "bfloat16"};
+constexpr const char* kNames[] = {"exact", "int16", "int8"};
 std::atomic<int> chosen{-1};
 
 int find(const std::string& name, const std::string& setting) {
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 3; ++i) {
     if (name == kNames[i]) return i;
   }
-  throw std::invalid_argument(setting + "'" + name + "' is no precision of activations; use one of: exact, bfloat16");
+  throw std::invalid_argument(setting + "'" + name + "' is no precision of activations; use one of: exact, int16, int8");
 }
 
 }  // namespace
@@ -28,6 +28,14 @@ Precision precision() {
 }
 
 void set_precision(const std::string& name) { chosen.store(find(name, "")); }
+
+int num_digits(Type type) {
+  switch (precision()) {
+    case Precision::int8: return 1;
+    case Precision::int16: return 2;
+    default: return type == Type::f32 ? 3 : 2;
+  }
+}
 
 std::string precision_name() { return kNames[static_cast<int>(precision())]; }
 

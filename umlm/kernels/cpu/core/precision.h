@@ -1,22 +1,28 @@
-// How exactly products with quantized matrices take float32 and float16 activations.
+// How exactly products with quantized matrices take activations.
 #pragma once
 
 #include <string>
 
+#include "core/types.h"
+
 namespace umlm {
 
 enum class Precision : int {
-  exact,     // all bits that matter to a float32 sum
-  bfloat16,  // rounded to bfloat16 where the unit multiplies that faster
+  exact,  // float32: all bits that matter to a float32 sum; 16-bit floats: all that matter to a 16-bit result
+  int16,  // fixed-point numbers of 16 bits, where the unit multiplies integers
+  int8,   // of 8 bits
 };
 
 // What set_precision, or else UMLM_ACTIVATIONS, says; exact without either. Throws std::invalid_argument for a value of
 // UMLM_ACTIVATIONS that is no precision.
 Precision precision();
 
-// "exact" or "bfloat16"; throws std::invalid_argument for anything else.
+// "exact", "int16" or "int8"; throws std::invalid_argument for anything else.
 void set_precision(const std::string& name);
 
 std::string precision_name();
+
+// Bytes of a fixed-point number for activations of this type in the precision that is set.
+int num_digits(Type type);
 
 }  // namespace umlm

@@ -33,12 +33,11 @@ struct Operand {
   const void* source;    // [rows, columns] of source_type
   Type source_type;
   const float* values;   // [rows, columns] float32: the source itself, or a copy where the unit wants one
-  const uint16_t* high;  // bf16 in the order that the layout wants, [rows, stride]; null where not wanted
-  const uint16_t* low;   // bf16, what high leaves of values; null where high is exact
+  int num_digits;        // bytes of a fixed-point value
   const uint8_t* digits; // fixed-point values of a step by their digits, [rows, digits_stride]; null where not wanted
   const float* units;    // what the last digit is worth, [rows, units_stride]: one a step
   const float* sums;     // [rows, sums_stride] sums over groups; null where not wanted
-  int64_t stride, digits_stride, units_stride, sums_stride;
+  int64_t digits_stride, units_stride, sums_stride;
 
   // The rows [first, first + count).
   Operand slice(int64_t first, int64_t count) const {
@@ -47,8 +46,6 @@ struct Operand {
     part.rows = count;
     part.source = static_cast<const uint8_t*>(source) + first * source_bytes;
     part.values = values == nullptr ? nullptr : values + first * columns;
-    part.high = high == nullptr ? nullptr : high + first * stride;
-    part.low = low == nullptr ? nullptr : low + first * stride;
     part.digits = digits == nullptr ? nullptr : digits + first * digits_stride;
     part.units = units == nullptr ? nullptr : units + first * units_stride;
     part.sums = sums == nullptr ? nullptr : sums + first * sums_stride;
@@ -59,9 +56,9 @@ struct Operand {
 struct QuantizedKernels {
   // Bytes that operand needs for one row of activations.
   int64_t (*prepared_bytes)(const QuantizedMatrix& w);
-  // Lay out an Operand for `rows` rows of activations in `scratch`, of rows * prepared_bytes bytes. Unless it has to be
-  // exact, activations may be rounded to bfloat16.
-  Operand (*operand)(const QuantizedMatrix& w, const void* source, Type type, bool exact, int64_t rows, void* scratch);
+  // Lay out an Operand for `rows` rows of activations in `scratch`, of rows * prepared_bytes bytes. A unit that multiplies
+  // integers takes activations as fixed-point numbers of so many bytes, 1 to 3.
+  Operand (*operand)(const QuantizedMatrix& w, const void* source, Type type, int digits, int64_t rows, void* scratch);
   // Fill rows [begin, end) of the Operand.
   void (*prepare)(const QuantizedMatrix& w, const Operand& x, int64_t begin, int64_t end);
 

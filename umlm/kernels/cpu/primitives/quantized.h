@@ -85,7 +85,7 @@ class StoredMatrix {
 
 // The Operand of `rows` rows of activations, in the precision that is set. It is still to be filled.
 inline Operand operand_of(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, Scratch& scratch) {
-  return kernels().quantized.operand(w, x, type, precision() == Precision::exact, rows, scratch.data());
+  return kernels().quantized.operand(w, x, type, num_digits(type), rows, scratch.data());
 }
 
 }  // namespace umlm

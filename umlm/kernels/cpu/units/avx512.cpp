@@ -17,7 +17,9 @@
 #include "units/quantized_rows_avx512.h"
 #include "units/quantized_vnni_policies.h"
 #include "units/quantized_vnni_prepare.h"
-#include "units/quantized_vnni_tile.h"
+#include "units/quantized_vnni_sums.h"
+#include "units/quantized_vnni_few.h"
+#include "units/quantized_vnni_panels.h"
 #include "units/quantized_vnni.h"
 
 namespace umlm {

@@ -52,6 +52,7 @@ constexpr Longs8 by_group(F f) {
 // Where a K layout's bits lie. Groups of 16 values take 8 bytes from the 8-byte piece low(g) on, and the next, shifted
 // by shift(g); further bits come from the piece high(g), turned right by turn(g, half) to the bits of kMask.
 struct Q2K {
+  static constexpr int kGroup = 16;
   static constexpr int kBytes = 84, kLow = 16, kLowStep = 32, kHigh = 0, kHighStep = 0, kMask = 0, kCount = 4;
   static constexpr int low(int g) { return g % 2 * 2; }
   static constexpr int shift(int g) { return g / 2 * 2; }
@@ -59,6 +60,7 @@ struct Q2K {
   static constexpr int kLeast = 0;
 };
 struct Q3K {
+  static constexpr int kGroup = 16;
   static constexpr int kBytes = 110, kLow = 32, kLowStep = 32, kHigh = 0, kHighStep = 0, kMask = 4, kCount = 8;
   static constexpr int low(int g) { return g % 2 * 2; }
   static constexpr int shift(int g) { return g / 2 * 2; }
@@ -66,6 +68,7 @@ struct Q3K {
   static constexpr int kLeast = -4;
 };
 struct Q4K {
+  static constexpr int kGroup = 32;
   static constexpr int kBytes = 144, kLow = 16, kLowStep = 64, kHigh = 0, kHighStep = 0, kMask = 0, kCount = 16;
   static constexpr int low(int g) { return g / 4 * 4 + g % 2 * 2; }
   static constexpr int shift(int g) { return g / 2 % 2 * 4; }
@@ -73,6 +76,7 @@ struct Q4K {
   static constexpr int kLeast = 0;
 };
 struct Q5K {
+  static constexpr int kGroup = 32;
   static constexpr int kBytes = 176, kLow = 48, kLowStep = 64, kHigh = 16, kHighStep = 0, kMask = 16, kCount = 32;
   static constexpr int low(int g) { return Q4K::low(g); }
   static constexpr int shift(int g) { return Q4K::shift(g); }
@@ -80,6 +84,7 @@ struct Q5K {
   static constexpr int kLeast = 0;
 };
 struct Q6K {
+  static constexpr int kGroup = 16;
   static constexpr int kBytes = 210, kLow = 0, kLowStep = 64, kHigh = 128, kHighStep = 32, kMask = 48, kCount = 64;
   static constexpr int low(int g) { return g / 2 % 2 * 4 + g % 2 * 2; }
   static constexpr int shift(int g) { return g / 4 * 4; }

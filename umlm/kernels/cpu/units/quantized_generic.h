@@ -9,7 +9,7 @@ inline constexpr int64_t kDecodedRows = 16;
 
 inline int64_t prepared_bytes(const QuantizedMatrix& w) { return w.columns * sizeof(float); }
 
-inline Operand operand(const QuantizedMatrix& w, const void* source, Type type, bool, int64_t rows, void* scratch) {
+inline Operand operand(const QuantizedMatrix& w, const void* source, Type type, int, int64_t rows, void* scratch) {
   const auto* values = static_cast<const float*>(type == Type::f32 ? source : scratch);
   return {.rows = rows, .columns = w.columns, .source = source, .source_type = type, .values = values};
 }

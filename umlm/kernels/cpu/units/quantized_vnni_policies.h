@@ -1,14 +1,11 @@
 // How rows of quantized values become vectors of unsigned bytes, their codes. A policy takes a step of 128 values to two
 // vectors; source(vector, byte) is the value within the step that a byte holds. Lane i of both together holds eight
-// values of one group, in ascending order of groups, and any four of a lane lie within 16 in a row. Needs
-// quantized_bits_avx512.h.
+// values of one group, in ascending order of groups, and any four of a lane lie within 16 in a row. Groups have
+// kLeastGroup to kMostGroup values. Needs quantized_bits_avx512.h.
 
 namespace umlm::UNIT::vnni {
 
 inline constexpr int kValues = 128, kVectors = 2;
-
-// Largest code of which eight times 24-bit values do not leave 32 bits.
-inline constexpr int kSmall = 31;
 
 inline __m512i low_bits(__m512i bytes, int mask) {
   return _mm512_and_si512(bytes, _mm512_set1_epi8(static_cast<char>(mask)));
@@ -29,6 +26,7 @@ struct Raised {
 template <bool kFloats>
 struct Nibbles {
   static constexpr int kMost = kFloats ? 24 : 15;
+  static constexpr int kLeastGroup = kFloats ? 16 : 32, kMostGroup = kFloats ? 32 : 128;
   Raised table;
   explicit Nibbles(const QuantizedMatrix&) : table(kE2M1Doubled, 12) {}
   static constexpr Codes codes(Layout) { return kFloats ? Codes{0.5f, 12} : Codes{1, 0}; }
@@ -63,6 +61,7 @@ inline __m512i load_bytes64(const uint8_t* at, int64_t count) {
 // MLX's 8-bit values
 struct Bytes : Turns {
   static constexpr int kMost = 255;
+  static constexpr int kLeastGroup = 32, kMostGroup = 128;
   explicit Bytes(const QuantizedMatrix&) {}
   static constexpr Codes codes(Layout) { return {1, 0}; }
   template <bool kWhole>
@@ -75,6 +74,7 @@ struct Bytes : Turns {
 // Q8_0: four blocks a step, values from 128 below
 struct Q8Blocks : Turns {
   static constexpr int kMost = 255;
+  static constexpr int kLeastGroup = 32, kMostGroup = 32;
   explicit Q8Blocks(const QuantizedMatrix&) {}
   static constexpr Codes codes(Layout) { return {1, 128}; }
   static __m512i pair(const uint8_t* base, int64_t count) {
@@ -111,6 +111,7 @@ constexpr Bytes64 word_shifts() {
 template <int kBits>
 struct Fields : Turns {
   static constexpr int kMost = (1 << kBits) - 1;
+  static constexpr int kLeastGroup = 32, kMostGroup = 128;
   static constexpr Codes codes(Layout) { return {1, 0}; }
 #if defined(__AVX512VBMI__)
   static constexpr Bytes64 kGather = field_bytes<kBits>(), kShifts = field_shifts<kBits>(0);
@@ -147,6 +148,7 @@ enum class Kind { integers, floats, steps };
 template <Kind kKind>
 struct SplitNibbles {
   static constexpr int kMost = kKind == Kind::integers ? 15 : kKind == Kind::floats ? 24 : 240;
+  static constexpr int kLeastGroup = 32, kMostGroup = 32;
   Raised table;
   int64_t stride, begin, jump;  // between groups; to the first group; more, at every second step
   explicit SplitNibbles(const QuantizedMatrix& w)
@@ -174,6 +176,7 @@ struct SplitNibbles {
 // The same with fifth bits in four bytes: Q5_0, Q5_1.
 struct SplitFives {
   static constexpr int kMost = 31;
+  static constexpr int kLeastGroup = 32, kMostGroup = 32;
   int64_t stride;
   explicit SplitFives(const QuantizedMatrix& w) : stride(block_shape(w.layout).bytes) {}
   static constexpr Codes codes(Layout layout) { return {1, layout == Layout::ggml_q5_0 ? 16.f : 0.f}; }
@@ -200,6 +203,7 @@ struct SplitFives {
 template <typename K>
 struct KBlocks {
   static constexpr int kMost = K::kCount - 1;
+  static constexpr int kLeastGroup = K::kGroup, kMostGroup = K::kGroup;
   explicit KBlocks(const QuantizedMatrix&) {}
   static constexpr Codes codes(Layout) { return {1, -float(K::kLeast)}; }
   static constexpr int source(int vector, int byte) { return 16 * (byte / 8) + 8 * vector + byte % 8; }

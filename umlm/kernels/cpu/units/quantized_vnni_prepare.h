@@ -1,28 +1,30 @@
-// Activations as fixed-point numbers for integer products: the 128 values of a step are their unit, a power of two,
-// times integers of 24 bits, which are kept as three signed digits of base 256. Sums are those of the fixed-point
-// values, so that scale * code and offset err alike. Needs quantized_vnni_policies.h and quantized_scales_avx512.h.
+// Activations as fixed-point numbers for integer products: the 128 values of a step are their unit times integers of
+// 24, 16 or 8 bits, which are kept as so many signed digits of base 256. Sums are those of the fixed-point values, so
+// that scale * code and offset err alike. Needs quantized_vnni_policies.h and quantized_scales_avx512.h.
 
 #include <type_traits>
 
 namespace umlm::UNIT::vnni {
 
-inline constexpr int kDigits = 3;
-// Digits of a step of one row: the vectors of the first digit, the second, the third.
-inline constexpr int64_t kStepBytes = kDigits * kVectors * 64;
+inline constexpr int kMostDigits = 3;
+// One digit of a step of one row; the highest digit comes first.
+inline constexpr int64_t kDigitBytes = kVectors * 64;
 
 inline int64_t steps_of(const QuantizedMatrix& w) { return (w.columns + kValues - 1) / kValues; }
 
 inline int64_t bytes_of_row(const QuantizedMatrix& w) {
-  return steps_of(w) * (kStepBytes + sizeof(float)) + padded_groups(w) * sizeof(float);
+  return steps_of(w) * (kMostDigits * kDigitBytes + sizeof(float)) + padded_groups(w) * sizeof(float);
 }
 
-inline Operand operand(const QuantizedMatrix& w, const void* source, Type type, int64_t rows, void* scratch) {
-  const int64_t steps = steps_of(w);
+inline Operand operand(const QuantizedMatrix& w, const void* source, Type type, int count, int64_t rows,
+                       void* scratch) {
+  const int64_t steps = steps_of(w), stride = steps * count * kDigitBytes;
   auto* digits = static_cast<uint8_t*>(scratch);
-  auto* sums = reinterpret_cast<float*>(digits + rows * steps * kStepBytes);
+  auto* sums = reinterpret_cast<float*>(digits + rows * stride);
   const float* units = sums + rows * padded_groups(w);
-  return {.rows = rows, .columns = w.columns, .source = source, .source_type = type, .digits = digits, .units = units,
-          .sums = sums, .digits_stride = steps * kStepBytes, .units_stride = steps, .sums_stride = padded_groups(w)};
+  return {.rows = rows, .columns = w.columns, .source = source, .source_type = type, .num_digits = count,
+          .digits = digits, .units = units, .sums = sums, .digits_stride = stride, .units_stride = steps,
+          .sums_stride = padded_groups(w)};
 }
 
 // Natural order to a policy's: bytes move within 16, then whole lanes.
@@ -52,10 +54,16 @@ struct Order {
 template <typename Policy>
 inline constexpr Order<Policy> kOrder{};
 
-// The unit of 128 values and its reciprocal, from the bits of the greatest magnitude.
+// The unit of 128 values and its reciprocal, from the bits of the greatest magnitude. With three digits it is a power of
+// two, so that nothing but the cut after the last digit is lost.
 struct Unit {
   float size, reciprocal;
-  explicit Unit(uint32_t most) {
+  Unit(uint32_t most, int digits) {
+    if (digits < kMostDigits && most < 0x7f800000 && most >= 24u << 23) {
+      const float greatest = digits == 1 ? 127 : 127 * 256 + 127;
+      size = bits_to_float(most) / greatest, reciprocal = greatest / bits_to_float(most);
+      return;
+    }
     // no less than 2^-103, whose reciprocal exists
     most = most < 24u << 23 ? 24u << 23 : most;
     // up to 127/128 of the next power of two, 2^(e + 1), 24 bits hold the values over 2^(e - 22)
@@ -66,12 +74,12 @@ struct Unit {
   }
 };
 
-inline Unit unit_of(const __m512* values) {
+inline Unit unit_of(const __m512* values, int digits) {
   __m512i most = _mm512_setzero_si512();
   for (int i = 0; i < kValues / 16; ++i) {
     most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(values[i]), _mm512_set1_epi32(0x7fffffff)));
   }
-  return Unit(_mm512_reduce_max_epu32(most));
+  return Unit(_mm512_reduce_max_epu32(most), digits);
 }
 
 // The digits of 64 integers: out[d], the d-th digits in natural order.
@@ -103,14 +111,15 @@ inline void prepare_row(const QuantizedMatrix& w, const Operand& x, int64_t m, f
   const int64_t steps = steps_of(w), end = (m + 1) * x.columns;
   auto* digits = const_cast<uint8_t*>(x.digits) + m * x.digits_stride;
   auto* units = const_cast<float*>(x.units) + m * x.units_stride;
-  for (int64_t step = 0; step < steps; ++step, digits += kStepBytes, sums += kValues / 16) {
+  const int skipped = kMostDigits - x.num_digits;
+  for (int64_t step = 0; step < steps; ++step, digits += x.num_digits * kDigitBytes, sums += kValues / 16) {
     __m512 values[8];
     for (int i = 0; i < 8; ++i) {
       values[i] = load_values(x, m * x.columns + step * kValues + 16 * i, end);
     }
-    const Unit unit = unit_of(values);
+    const Unit unit = unit_of(values, x.num_digits);
     units[step] = unit.size;
-    __m512i parts[2][kDigits];
+    __m512i parts[2][kMostDigits];
     for (int half = 0; half < 2; ++half) {
       __m512i integers[4];
       Lanes found[4];
@@ -122,11 +131,11 @@ inline void prepare_row(const QuantizedMatrix& w, const Operand& x, int64_t m, f
       _mm_storeu_ps(sums + 4 * half, _mm_mul_ps(_mm_loadu_ps(sums + 4 * half), _mm_set1_ps(unit.size)));
       split(integers, parts[half]);
     }
-    for (int d = 0; d < kDigits; ++d) {
+    for (int d = skipped; d < kMostDigits; ++d) {
       __m512i first = _mm512_shuffle_epi8(parts[0][d], within), second = _mm512_shuffle_epi8(parts[1][d], within);
       for (int v = 0; v < kVectors; ++v) {
         const __m512i lanes = _mm512_load_si512(kOrder<Policy>.lanes[v]);
-        _mm512_storeu_si512(digits + 64 * (kVectors * d + v), _mm512_permutex2var_epi32(first, lanes, second));
+        _mm512_storeu_si512(digits + (d - skipped) * kDigitBytes + 64 * v, _mm512_permutex2var_epi32(first, lanes, second));
       }
     }
   }
