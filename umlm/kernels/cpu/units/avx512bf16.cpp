@@ -18,6 +18,7 @@
 #include "units/quantized_vnni_policies.h"
 #include "units/quantized_vnni_prepare.h"
 #include "units/quantized_vnni_sums.h"
+#include "units/quantized_vnni_heads.h"
 #include "units/quantized_vnni_few.h"
 #include "units/quantized_vnni_panels.h"
 #include "units/quantized_vnni.h"

@@ -1,34 +1,31 @@
 // One or two rows of activations meet the codes of weights in registers, four weight rows at a time: every byte of the
-// matrix is read once, as it lies. Needs quantized_vnni_sums.h.
+// matrix is read once, as it lies. Needs quantized_vnni_heads.h.
 
 namespace umlm::UNIT::vnni {
 
-// Bytes ahead of the current one that are asked for from memory.
-inline constexpr int64_t kAhead = 16 << 10;
+// Ask for the bytes that four rows will need later: those of one step, and of their scales once a row.
+template <typename Policy>
+struct Prefetch {
+  const char *codes, *scales, *biases;
+  int64_t step_bytes, scale_bytes;
+  static constexpr int kLines = Policy::kMost > 31 ? 8 : 5;  // that four rows have in a step
 
-// Ask for the scales of the four rows that will come so many bytes of codes later.
-UMLM_INLINE void prefetch_scales(const Product& p, int64_t n) {
-  const QuantizedMatrix& w = p.w;
-  if (w.scales == nullptr) return;
-  const int item = w.biases == nullptr ? 1 : w.scale_type == Type::f32 ? 4 : 2;
-  const int64_t rows = kAhead / w.row_bytes, at = (n + rows) * p.groups * item, count = 4 * p.groups * item;
-  for (int64_t i = 0; i < count; i += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(w.scales) + at + i, _MM_HINT_T0);
-    if (w.biases != nullptr) _mm_prefetch(reinterpret_cast<const char*>(w.biases) + at + i, _MM_HINT_T0);
+  Prefetch(const Product& p, int64_t n) : codes(reinterpret_cast<const char*>(p.w.weight + n * p.w.row_bytes) + kAhead) {
+    const QuantizedMatrix& w = p.w;
+    step_bytes = 4 * (w.row_bytes / p.steps);
+    const int64_t row = p.groups * (w.biases == nullptr ? 1 : w.scale_type == Type::f32 ? 4 : 2);
+    const int64_t at = (n + kAhead / w.row_bytes) * row;
+    scale_bytes = w.scales == nullptr ? 0 : 4 * row;
+    scales = reinterpret_cast<const char*>(w.scales) + at;
+    biases = w.biases == nullptr ? scales : reinterpret_cast<const char*>(w.biases) + at;
   }
-}
-
-// Where four weight rows lie, and what belongs to them; rows that do not exist are copies of the last.
-struct FourRows {
-  const uint8_t* codes[4];
-  const float *scales[4], *offsets[4];
-  FourRows(const Product& p, int64_t n, float* scratch) {
-    const int64_t room = 2 * scale_room(p.w);
-    for (int r = 0; r < 4; ++r) {
-      const int64_t row = n + r < p.w.rows ? n + r : p.w.rows - 1;
-      codes[r] = p.w.weight + row * p.w.row_bytes;
-      const RowScales own = expand(p.w, p.codes, row, scratch + r * room);
-      scales[r] = own.scales, offsets[r] = own.offsets;
+  UMLM_INLINE void of_step(int64_t step) const {
+    for (int i = 0; i < kLines; ++i) _mm_prefetch(codes + step * step_bytes + 64 * i, _MM_HINT_T0);
+  }
+  UMLM_INLINE void of_scales() const {
+    for (int64_t i = 0; i < scale_bytes; i += 64) {
+      _mm_prefetch(scales + i, _MM_HINT_T0);
+      _mm_prefetch(biases + i, _MM_HINT_T0);
     }
   }
 };
@@ -39,30 +36,28 @@ UMLM_INLINE void four_rows(const Product& p, const Policy& policy, const Spread<
                            float* scratch) {
   constexpr int V = Chunks<C>::kVectors;
   const Operand& x = p.x;
-  const FourRows rows(p, n, scratch);
-  const bool has_offsets = rows.offsets[0] != nullptr;
+  const FourRows<Policy, C> rows(p, n, scratch);
+  const Prefetch<Policy> prefetch(p, n);
+  prefetch.of_scales();
   __m512 sums[M][V] = {};
-  const char* ahead = reinterpret_cast<const char*>(rows.codes[0]) + kAhead;
-  const int64_t step_bytes = p.w.row_bytes / p.steps;
-  constexpr int kLines = Policy::kMost > 31 ? 8 : 5;  // of 64 bytes, per step of four rows
   auto one = [&](int64_t step, auto whole) __attribute__((always_inline)) {
+    constexpr bool kWhole = decltype(whole)::value;
     __m512i codes[4][kVectors];
     for (int r = 0; r < 4; ++r) {
-      policy.template decode<decltype(whole)::value>(rows.codes[r], step, p.w.columns - step * kValues, codes[r]);
+      policy.template decode<kWhole>(rows.codes[r], step, p.w.columns - step * kValues, codes[r]);
     }
-    for (int i = 0; i < kLines; ++i) _mm_prefetch(ahead + (step * 4 * step_bytes + 64 * i), _MM_HINT_T0);
+    prefetch.of_step(step);
     __m512 scales[V], offsets[V];
-    spread.each(rows.scales, step * Chunks<C>::kCount, scales);
-    if (has_offsets) spread.each(rows.offsets, step * Chunks<C>::kCount, offsets);
+    rows.template at<kWhole>(spread, step, scales, offsets);
 #pragma GCC unroll 2
     for (int i = 0; i < M; ++i) {
       __m512 found[V], totals[V];
       step_sums<C, D>(codes, x.digits + i * x.digits_stride + step * D * kDigitBytes, found);
       const __m512 unit = _mm512_set1_ps(x.units[i * x.units_stride + step]);
-      if (has_offsets) spread.all(x.sums + i * x.sums_stride + step * Chunks<C>::kCount, totals);
+      if (rows.has_offsets) spread.all(x.sums + i * x.sums_stride + step * Chunks<C>::kCount, totals);
       for (int v = 0; v < V; ++v) {
         sums[i][v] = _mm512_fmadd_ps(found[v], _mm512_mul_ps(scales[v], unit), sums[i][v]);
-        if (has_offsets) sums[i][v] = _mm512_fmadd_ps(offsets[v], totals[v], sums[i][v]);
+        if (rows.has_offsets) sums[i][v] = _mm512_fmadd_ps(offsets[v], totals[v], sums[i][v]);
       }
     }
   };
@@ -79,7 +74,6 @@ void few_rows(const Product& p, int64_t begin, int64_t end) {
   const Spread<C> spread;
   auto* scratch = static_cast<float*>(__builtin_alloca(4 * 2 * scale_room(p.w) * sizeof(float)));
   for (int64_t n = begin; n < end; n += 4) {
-    prefetch_scales(p, n);
     four_rows<Policy, C, D, M>(p, policy, spread, n, end - n < 4 ? end - n : 4, scratch);
   }
 }

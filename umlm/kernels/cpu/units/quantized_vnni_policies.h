@@ -7,6 +7,10 @@ namespace umlm::UNIT::vnni {
 
 inline constexpr int kValues = 128, kVectors = 2;
 
+// Where the scales of a layout lie: in arrays of their own as floats, at the head of every block of 32 values as f16
+// (offsets, where there are any, behind them), or elsewhere.
+enum class Heads { arrays, blocks, other };
+
 inline __m512i low_bits(__m512i bytes, int mask) {
   return _mm512_and_si512(bytes, _mm512_set1_epi8(static_cast<char>(mask)));
 }
@@ -27,6 +31,7 @@ template <bool kFloats>
 struct Nibbles {
   static constexpr int kMost = kFloats ? 24 : 15;
   static constexpr int kLeastGroup = kFloats ? 16 : 32, kMostGroup = kFloats ? 32 : 128;
+  static constexpr Heads kHeads = kFloats ? Heads::other : Heads::arrays;
   Raised table;
   explicit Nibbles(const QuantizedMatrix&) : table(kE2M1Doubled, 12) {}
   static constexpr Codes codes(Layout) { return kFloats ? Codes{0.5f, 12} : Codes{1, 0}; }
@@ -62,6 +67,7 @@ inline __m512i load_bytes64(const uint8_t* at, int64_t count) {
 struct Bytes : Turns {
   static constexpr int kMost = 255;
   static constexpr int kLeastGroup = 32, kMostGroup = 128;
+  static constexpr Heads kHeads = Heads::arrays;
   explicit Bytes(const QuantizedMatrix&) {}
   static constexpr Codes codes(Layout) { return {1, 0}; }
   template <bool kWhole>
@@ -75,6 +81,7 @@ struct Bytes : Turns {
 struct Q8Blocks : Turns {
   static constexpr int kMost = 255;
   static constexpr int kLeastGroup = 32, kMostGroup = 32;
+  static constexpr Heads kHeads = Heads::blocks;
   explicit Q8Blocks(const QuantizedMatrix&) {}
   static constexpr Codes codes(Layout) { return {1, 128}; }
   static __m512i pair(const uint8_t* base, int64_t count) {
@@ -112,6 +119,7 @@ template <int kBits>
 struct Fields : Turns {
   static constexpr int kMost = (1 << kBits) - 1;
   static constexpr int kLeastGroup = 32, kMostGroup = 128;
+  static constexpr Heads kHeads = Heads::arrays;
   static constexpr Codes codes(Layout) { return {1, 0}; }
 #if defined(__AVX512VBMI__)
   static constexpr Bytes64 kGather = field_bytes<kBits>(), kShifts = field_shifts<kBits>(0);
@@ -149,6 +157,7 @@ template <Kind kKind>
 struct SplitNibbles {
   static constexpr int kMost = kKind == Kind::integers ? 15 : kKind == Kind::floats ? 24 : 240;
   static constexpr int kLeastGroup = 32, kMostGroup = 32;
+  static constexpr Heads kHeads = kKind == Kind::integers ? Heads::blocks : Heads::other;
   Raised table;
   int64_t stride, begin, jump;  // between groups; to the first group; more, at every second step
   explicit SplitNibbles(const QuantizedMatrix& w)
@@ -177,6 +186,7 @@ struct SplitNibbles {
 struct SplitFives {
   static constexpr int kMost = 31;
   static constexpr int kLeastGroup = 32, kMostGroup = 32;
+  static constexpr Heads kHeads = Heads::blocks;
   int64_t stride;
   explicit SplitFives(const QuantizedMatrix& w) : stride(block_shape(w.layout).bytes) {}
   static constexpr Codes codes(Layout layout) { return {1, layout == Layout::ggml_q5_0 ? 16.f : 0.f}; }
@@ -204,6 +214,7 @@ template <typename K>
 struct KBlocks {
   static constexpr int kMost = K::kCount - 1;
   static constexpr int kLeastGroup = K::kGroup, kMostGroup = K::kGroup;
+  static constexpr Heads kHeads = Heads::other;
   explicit KBlocks(const QuantizedMatrix&) {}
   static constexpr Codes codes(Layout) { return {1, -float(K::kLeast)}; }
   static constexpr int source(int vector, int byte) { return 16 * (byte / 8) + 8 * vector + byte % 8; }

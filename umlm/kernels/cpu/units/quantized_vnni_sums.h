@@ -90,7 +90,7 @@ UMLM_INLINE void step_sums(const __m512i (&codes)[4][kVectors], const uint8_t* d
   for (int v = 0; v < Chunks<C>::kVectors; ++v) found[v] = to_float<D>(top_sums[v], sums[v]);
 }
 
-// The values of chunks in the order of `reduce`: four rows' own (begin[r] .. ), or one row's for all four.
+// The values of a step's chunks in the order of `reduce`.
 template <int C>
 struct Spread {
   __m512i own[2], shared[2];
@@ -106,22 +106,16 @@ struct Spread {
       shared[v] = _mm512_load_si512(of_shared[v]);
     }
   }
-  UMLM_INLINE static __m512 rows(const float* const* begin, int64_t at) {
-    __m512 out = _mm512_castps128_ps512(_mm_loadu_ps(begin[0] + at));
-    out = _mm512_insertf32x4(out, _mm_loadu_ps(begin[1] + at), 1);
-    out = _mm512_insertf32x4(out, _mm_loadu_ps(begin[2] + at), 2);
-    return _mm512_insertf32x4(out, _mm_loadu_ps(begin[3] + at), 3);
-  }
-  UMLM_INLINE void each(const float* const* begin, int64_t first, __m512* out) const {
-    const __m512 low = rows(begin, first);
+  // Four rows' own: those of row r in lanes 4 * r .. of low, and of high where there are more.
+  UMLM_INLINE void each(__m512 low, __m512 high, __m512* out) const {
     if constexpr (C == 16) {
-      const __m512 high = rows(begin, first + 4);
       out[0] = _mm512_permutex2var_ps(low, own[0], high);
       out[1] = _mm512_permutex2var_ps(low, own[1], high);
     } else {
       out[0] = _mm512_permutexvar_ps(own[0], low);
     }
   }
+  // One row's, for all four.
   UMLM_INLINE void all(const float* values, __m512* out) const {
     const __m512 eight = _mm512_castps256_ps512(_mm256_loadu_ps(values));
     for (int v = 0; v < Chunks<C>::kVectors; ++v) out[v] = _mm512_permutexvar_ps(shared[v], eight);
