@@ -49,20 +49,49 @@ int allowed_threads() {
   return count;
 }
 
+// A run of items that one thread takes piece by piece; others help when theirs is done. What a thread reads thus lies
+// together, and what it asks for ahead of time is mostly its own.
+struct alignas(64) Share {
+  std::atomic<int64_t> next;
+  int64_t end;
+};
+constexpr int kMaxShares = 64;
+
 struct Job {
   Piece function;
   void* context;
-  int64_t items;
   int64_t piece;
-  alignas(64) std::atomic<int64_t> next{0};
+  int num_shares;
+  Share shares[kMaxShares];
+  alignas(64) std::atomic<int> seats{0};
+
+  Job(Piece function, void* context, int64_t items, int64_t grain, int threads) : function(function), context(context) {
+    const int64_t most = (items + grain - 1) / grain;
+    num_shares = static_cast<int>(std::min<int64_t>({threads, kMaxShares, most}));
+    const int64_t share = (most + num_shares - 1) / num_shares * grain;
+    // a few pieces a thread, so that one that is held up does not hold up all
+    piece = ((share + 3) / 4 + grain - 1) / grain * grain;
+    for (int i = 0; i < num_shares; ++i) {
+      shares[i].next.store(std::min(i * share, items), std::memory_order_relaxed);
+      shares[i].end = std::min((i + 1) * share, items);
+    }
+  }
 
   void run() noexcept {
+    const int seat = seats.fetch_add(1, std::memory_order_relaxed);
+    for (int i = 0; i < num_shares; ++i) {
+      take(shares[(seat + i) % num_shares]);
+    }
+  }
+
+ private:
+  void take(Share& share) noexcept {
     for (;;) {
-      int64_t begin = next.fetch_add(piece, std::memory_order_relaxed);
-      if (begin >= items) {
+      const int64_t begin = share.next.fetch_add(piece, std::memory_order_relaxed);
+      if (begin >= share.end) {
         return;
       }
-      function(context, begin, std::min(begin + piece, items));
+      function(context, begin, std::min(begin + piece, share.end));
     }
   }
 };
@@ -93,9 +122,8 @@ class Pool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   void run(Job& job) {
-    const int64_t pieces = (job.items + job.piece - 1) / job.piece;
     job_.store(&job, std::memory_order_seq_cst);
-    announce(static_cast<int>(std::min<int64_t>(pieces - 1, threads())));
+    announce(job.num_shares - 1);
     job.run();
     // all pieces are taken: a thread that wakes now finds no job, and those that have one are waited for
     job_.store(nullptr, std::memory_order_seq_cst);
@@ -227,9 +255,7 @@ void parallel_for(int64_t items, int64_t grain, Piece function, void* context) {
     function(context, 0, items);
     return;
   }
-  // a few pieces a thread, so that one that is held up does not hold up all
-  const int64_t share = (items + count * 4 - 1) / (count * 4);
-  Job job{function, context, items, (std::max(share, grain) + grain - 1) / grain * grain};
+  Job job(function, context, items, grain, count);
   current_pool(count).run(job);
 }
 

@@ -28,7 +28,7 @@ struct PanelMemory {
   }
 };
 
-// A panel's parts: codes [step][lane][vector][32 rows], scales and offsets [group][32 rows].
+// A panel's parts: codes [chunk of a step][step][dword][32 rows], as the sums go; scales and offsets [group][32 rows].
 struct Panel {
   __m512i* codes;
   float *scales, *offsets;
@@ -72,9 +72,10 @@ UMLM_INLINE void transpose(__m512i (&rows)[16]) {
 }
 
 // The codes of a step of the rows n .., 16 of them, into half a panel.
-template <typename Policy, bool kWhole>
+template <typename Policy, int kChunk, bool kWhole>
 UMLM_INLINE void pack_step(const Product& p, const Policy& policy, int64_t n, int64_t count, int64_t step,
                            __m512i* out) {
+  constexpr int kDwords = kChunk / 4;
   __m512i parts[kVectors][16];
   const int64_t row_bytes = p.w.row_bytes, ahead = 16 * row_bytes;
   for (int r = 0; r < 16; ++r) {
@@ -89,7 +90,9 @@ UMLM_INLINE void pack_step(const Product& p, const Policy& policy, int64_t n, in
   for (int v = 0; v < kVectors; ++v) {
     transpose(parts[v]);
     for (int lane = 0; lane < 16; ++lane) {
-      _mm512_store_si512(out + (lane * kVectors + v) * kPanelVectors, parts[v][lane]);
+      const int dword = lane * kVectors + v;
+      const int64_t at = (dword / kDwords * p.steps + step) * kDwords + dword % kDwords;
+      _mm512_store_si512(out + at * kPanelVectors, parts[v][lane]);
     }
   }
 }
@@ -106,7 +109,7 @@ inline void pack_scales(const float* const* from, int64_t groups, float* to) {
   }
 }
 
-template <typename Policy>
+template <typename Policy, int C>
 void pack_half(const Product& p, const Policy& policy, int64_t n, int64_t count, const Panel& panel, int half,
                float* scratch) {
   const float *scales[16] = {}, *offsets[16] = {};
@@ -118,11 +121,8 @@ void pack_half(const Product& p, const Policy& policy, int64_t n, int64_t count,
   pack_scales(scales, p.groups, panel.scales + 16 * half);
   if (has_offsets(p.w.layout, p.codes)) pack_scales(offsets, p.groups, panel.offsets + 16 * half);
   const int64_t whole = p.w.columns / kValues;
-  __m512i* out = panel.codes + half;
-  for (int64_t step = 0; step < whole; ++step, out += kStepDwords * kPanelVectors) {
-    pack_step<Policy, true>(p, policy, n, count, step, out);
-  }
-  if (whole < p.steps) pack_step<Policy, false>(p, policy, n, count, whole, out);
+  for (int64_t step = 0; step < whole; ++step) pack_step<Policy, C, true>(p, policy, n, count, step, panel.codes + half);
+  if (whole < p.steps) pack_step<Policy, C, false>(p, policy, n, count, whole, panel.codes + half);
 }
 
 // Rows that a tile takes with D digits: as many as its sums leave registers for.
@@ -161,7 +161,7 @@ void panel_tile(const Product& p, const Panel& panel, bool has_offsets, int64_t 
   __m512 totals[M][2];
   for (int j = 0; j < J; ++j) {
     __m512 sums[M][2] = {};
-    const __m512i* codes = panel.codes + j * (C / 4) * 2;
+    const __m512i* codes = panel.codes + j * p.steps * (C / 4) * kPanelVectors;
     const uint8_t* digits = x.digits + m * stride + j * (C / 8) * 4;
     const float* units = x.units + m * x.units_stride;
     for (int64_t g = j; g < p.groups; g += J) {
@@ -189,7 +189,7 @@ void panel_tile(const Product& p, const Panel& panel, bool has_offsets, int64_t 
           }
         }
       }
-      codes += kStepDwords * kPanelVectors, digits += D * kDigitBytes, ++units;
+      codes += C / 4 * kPanelVectors, digits += D * kDigitBytes, ++units;
     }
     for (int i = 0; i < M; ++i) {
       for (int v = 0; v < 2; ++v) totals[i][v] = j == 0 ? sums[i][v] : add(totals[i][v], sums[i][v]);
@@ -240,7 +240,7 @@ void many_rows(const Product& p, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < 2 * panels; ++i) {
       const int64_t rows = left - 16 * i;
       const Panel panel(p, place + i / 2 * bytes);
-      pack_half(p, policy, n + 16 * i, rows < 0 ? 0 : rows < 16 ? rows : 16, panel, static_cast<int>(i % 2), scratch);
+      pack_half<Policy, C>(p, policy, n + 16 * i, rows < 0 ? 0 : rows < 16 ? rows : 16, panel, static_cast<int>(i % 2), scratch);
     }
     for (int64_t m = 0, count; m < p.x.rows; m += count) {
       count = tile_rows<D>(p.x.rows - m);
