@@ -93,11 +93,3 @@ def bytes_per_token(model: Decoder) -> int:
     sizes = {name: array.nbytes for name, array in dict(tree_flatten(model.parameters())).items()}
     untied = "lm_head" in model
     return sum(size for name, size in sizes.items() if not (untied and ".embed_tokens." in name))
-
-
-def peak_memory() -> int:
-    """Most bytes that this process has had in memory since it began."""
-    if sys.platform != "linux":
-        return max(mx.get_peak_memory(), psutil.Process().memory_info().rss)
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
