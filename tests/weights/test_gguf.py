@@ -15,6 +15,7 @@ import pytest
 import zoo
 from gguf import GGMLQuantizationType
 from gguf_files import write_gguf
+from mlx.utils import tree_flatten
 from zoo_model import shapes, whole
 
 from umlm.kernels import dequantize
@@ -25,6 +26,7 @@ from umlm.weights import gguf as gguf_checkpoints
 from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.gguf import open_gguf
 from umlm.weights.gguf_metadata import GGUFError
+from umlm.weights.load import load_model, loaded_bytes
 
 # The zoo's cases that a GGUF file can state; the format has no place for the keys of the others.
 STATABLE = (
@@ -173,6 +175,12 @@ def test_opening_reads_no_tensor_and_reading_copies_once(tmp_path: Path) -> None
     read = tensor.read()
     assert mx.get_active_memory() - before <= tensor.nbytes + 4096
     assert isinstance(read, mx.array) and read.dtype == mx.float32
+
+
+def test_the_budget_counts_every_weight_mapped_or_not(tmp_path: Path, kept: bool) -> None:
+    checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", MATRICES, matrices(), type_of=lambda name: "Q4_1"))
+    parameters = tree_flatten(load_model(checkpoint, "float32").parameters())
+    assert loaded_bytes(checkpoint, "float32") == sum(array.nbytes for _, array in parameters)
 
 
 def test_tokenizer_and_sampling_come_along(tmp_path: Path) -> None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import mlx.core as mx
-import psutil
 from mlx.utils import tree_flatten
 
 from umlm.bench.workload import BATCH_PROMPT, KINDS, Workload

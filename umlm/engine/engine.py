@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
-import mlx.core as mx
 import numpy as np
 
 from umlm.cache.budget import peak_memory

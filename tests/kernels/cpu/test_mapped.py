@@ -41,7 +41,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def mapped(file: Path, offset: int = PAGE, shape: tuple[int, ...] = (128, 1024), dtype: mx.Dtype = mx.float32) -> mx.array:
+def mapped(
+    file: Path, offset: int = PAGE, shape: tuple[int, ...] = (128, 1024), dtype: mx.Dtype = mx.float32
+) -> mx.array:
     assert cpu.extension is not None
     return cpu.extension.mapped(file, offset, shape, dtype)
 
@@ -124,7 +126,7 @@ def test_errors_name_the_file(file: Path, tmp_path: Path) -> None:
     cut = f"{file}: 4 bytes wanted from byte {NUMBERS.nbytes} on, the file has {NUMBERS.nbytes}"
     with pytest.raises(ValueError, match=re.escape(cut)):
         mapped(file, NUMBERS.nbytes, (1,))
-    with pytest.raises(ValueError, match="-1 bytes wanted|from byte -1"):
+    with pytest.raises(ValueError, match="from byte -1 on"):
         mapped(file, -1, (1,))
     with pytest.raises(ValueError, match="no array has such a shape"):
         mapped(file, 0, (2**31 - 1,) * 4)
