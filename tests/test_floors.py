@@ -20,16 +20,11 @@ FLOORS = {
 TOP = 6  # every other module: server and the verbs
 VERB_HOST = "umlm.cli"
 WITHOUT_MLX = ("umlm", "umlm.options", "umlm.cache.pool", "umlm.engine.request", "umlm.engine.scheduler", "umlm.text")
+# slow to load and not always needed, or optional
 LAZY = {
-    "gguf",
-    "huggingface_hub",
-    "mlx_lm",
-    "torch",
-    "transformers",
-    "peft",
-    "mpi4py",
-    "llguidance",
-}  # slow to load, or optional
+    "asyncio", "gguf", "huggingface_hub", "importlib", "llguidance", "mlx_lm", "mpi4py", "peft", "rich",
+    "sentencepiece", "torch", "transformers",
+}  # fmt: skip
 BANNED_NAMES = {"utils", "common", "manager", "base", "helpers"}
 MAX_LINES = 400
 

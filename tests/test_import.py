@@ -25,6 +25,14 @@ def test_importing_umlm_loads_nothing_heavy() -> None:
     assert [name for name in loaded if name.startswith("umlm.")] == []
 
 
+def test_a_verb_loads_only_what_every_answer_needs() -> None:
+    """Progress bars, asyncio, sentencepiece vocabularies and downloads load their libraries when they begin."""
+    code = "import sys; bare = set(sys.modules); import umlm.generate; print(*sorted(set(sys.modules) - bare))"
+    loaded = set(fresh(code).split())
+    assert "umlm.llm" in loaded
+    assert loaded & {"rich", "asyncio", "sentencepiece", "importlib.metadata", "huggingface_hub"} == set()
+
+
 def test_names_are_listed_and_found_when_asked_for() -> None:
     code = "import umlm; print(all(hasattr(umlm, n) and n in dir(umlm) for n in umlm.__all__), len(umlm.__all__))"
     assert fresh(code).split() == ["True", "5"]

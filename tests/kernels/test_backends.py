@@ -28,6 +28,13 @@ def test_report_names_a_backend_for_every_public_op() -> None:
     assert set(kernels.report().values()) <= {"reference", "cpu", "metal"}
 
 
+def test_blocks_are_computed_on_where_the_compiled_kernels_serve_and_have_the_type() -> None:
+    code = "from umlm.kernels.quantized_matmul import computes_on; print(computes_on('Q4_1'), computes_on('IQ2_XXS'))"
+    served = kernels.report()["quantized_matmul"] == "cpu"
+    assert fresh(None, code).stdout.split() == [str(served), "False"]
+    assert fresh("reference", code).stdout.split() == ["False", "False"]
+
+
 @pytest.mark.parametrize("value", [None, "reference", ""])
 def test_good_values_serve(value: str | None) -> None:
     assert fresh(value).stdout.strip() == "2.0"

@@ -15,15 +15,18 @@ import pytest
 import zoo
 from gguf import GGMLQuantizationType
 from gguf_files import write_gguf
+from mlx.utils import tree_flatten
 from zoo_model import shapes, whole
 
 from umlm.kernels import dequantize
 from umlm.kernels.gguf_blocks import BLOCKS
 from umlm.kernels.packed import Format, Packed
 from umlm.models import build, config_from_dict
+from umlm.weights import gguf as gguf_checkpoints
 from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.gguf import open_gguf
 from umlm.weights.gguf_metadata import GGUFError
+from umlm.weights.load import load_model, loaded_bytes
 
 # The zoo's cases that a GGUF file can state; the format has no place for the keys of the others.
 STATABLE = (
@@ -32,6 +35,13 @@ STATABLE = (
     "gemma3", "phi3", "phi3_window", "phi3_short", "phi3_long", "phi4_mini",
 )  # fmt: skip
 MATRICES = zoo.CASES["llama"].config | {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 300}
+
+
+@pytest.fixture(params=[True, False], ids=["kept", "repacked"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether blocks that MLX could hold as affine are kept as they lie, as where a kernel computes on them."""
+    monkeypatch.setattr(gguf_checkpoints, "computes_on", lambda ggml_type: request.param)
+    return request.param
 
 
 def zoo_weights(name: str) -> dict[str, np.ndarray]:
@@ -75,7 +85,7 @@ def test_values_are_hugging_face_s(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("ggml_type", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ2_0"])
-def test_g07_quantized_rows_are_put_in_order(tmp_path: Path, ggml_type: str) -> None:
+def test_g07_quantized_rows_are_put_in_order(tmp_path: Path, kept: bool, ggml_type: str) -> None:
     """Rows move as whole blocks: what gguf quantizes from the file's order is what we read, re-ordered."""
     weights = matrices()
     checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", MATRICES, weights, type_of=lambda name: ggml_type))
@@ -85,7 +95,7 @@ def test_g07_quantized_rows_are_put_in_order(tmp_path: Path, ggml_type: str) -> 
         np.testing.assert_array_equal(values(checkpoint, key), expected.reshape(value.shape))
 
 
-def test_g08_a_mixed_file(tmp_path: Path) -> None:
+def test_g08_a_mixed_file(tmp_path: Path, kept: bool) -> None:
     """Field case G08: a Q4_K_M file also holds Q6_K, Q5_0, Q8_0, F16 and F32; all of it must load."""
     rng, up, down = np.random.default_rng(0), "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
     packed = {
@@ -97,7 +107,7 @@ def test_g08_a_mixed_file(tmp_path: Path) -> None:
     pick = lambda name: next((kind for part, kind in kinds.items() if part in name), "F32")
     checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", MATRICES, weights, type_of=pick, blocks=packed))
     formats = {name: checkpoint.tensors[name].format for name in (up, down, "model.embed_tokens.weight")}
-    assert [str(form) for form in formats.values()] == ["Q4_K", "Q6_K", "affine 8-bit group 32"]
+    assert [str(form) for form in formats.values()] == ["Q4_K", "Q6_K", "Q8_0" if kept else "affine 8-bit group 32"]
     assert checkpoint.tensors["model.layers.0.self_attn.k_proj.weight"].format == "F16"
     for name, (kind, blocks) in packed.items():
         read = checkpoint.tensors[name].read()
@@ -136,7 +146,7 @@ def test_g09_rare_types_load_and_unknown_ones_are_refused_by_name(tmp_path: Path
         open_gguf(path)
 
 
-def test_scales_beyond_float16_stay_in_blocks(tmp_path: Path) -> None:
+def test_scales_beyond_float16_stay_in_blocks(tmp_path: Path, kept: bool) -> None:
     weights, name = matrices(), "model.layers.0.mlp.up_proj.weight"
     weights[name] = weights[name] * np.float32(1e6)
     checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", MATRICES, weights, type_of=lambda name: "Q8_0"))
@@ -165,6 +175,12 @@ def test_opening_reads_no_tensor_and_reading_copies_once(tmp_path: Path) -> None
     read = tensor.read()
     assert mx.get_active_memory() - before <= tensor.nbytes + 4096
     assert isinstance(read, mx.array) and read.dtype == mx.float32
+
+
+def test_the_budget_counts_every_weight_mapped_or_not(tmp_path: Path, kept: bool) -> None:
+    checkpoint = open_gguf(write_gguf(tmp_path / "m.gguf", MATRICES, matrices(), type_of=lambda name: "Q4_1"))
+    parameters = tree_flatten(load_model(checkpoint, "float32").parameters())
+    assert loaded_bytes(checkpoint, "float32") == sum(array.nbytes for _, array in parameters)
 
 
 def test_tokenizer_and_sampling_come_along(tmp_path: Path) -> None:

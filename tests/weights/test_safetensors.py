@@ -15,7 +15,8 @@ from raw_safetensors import decoded, raw_file, tensor
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from umlm.weights.safetensors import DTYPES, read_header, read_tensor
+from umlm.weights.safetensors import read_header, read_tensor
+from umlm.weights.values import DTYPES
 
 
 def reference_accepts(file: Path) -> bool:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
 import zoo
 import zoo_model
+from gguf import GGMLQuantizationType
 from mlx.utils import tree_flatten
 from safetensors import safe_open
 
+from umlm.kernels import dequantize
 from umlm.kernels.packed import Format, Packed
 from umlm.models import Decoder, build, config_from_dict
 from umlm.quant.packed import replace
@@ -91,11 +94,22 @@ def test_packed_layers_are_saved_as_an_mlx_repository(tmp_path: Path) -> None:
         assert mx.array_equal(one, other), name
 
 
+def test_gguf_blocks_that_mlx_can_hold_are_saved_without_loss(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((128, 64)).astype(np.float32)
+    blocks = gguf.quantize(values, GGMLQuantizationType.Q5_1)
+    model, path = build(config_from_dict(CONFIG)), "model.layers.0.mlp.up_proj"
+    replace(model, path, Packed(Format("gguf", 0, 32, "Q5_1"), (128, 64), mx.array(blocks)))
+    save_model(model, CONFIG, tmp_path / "out")
+    read = open_checkpoint(tmp_path / "out").tensors[f"{path}.weight"].read()
+    assert isinstance(read, Packed) and read.format == Format("affine", 5, 32)
+    np.testing.assert_array_equal(np.array(dequantize(read)), gguf.dequantize(blocks, GGMLQuantizationType.Q5_1))
+
+
 def test_gguf_blocks_are_refused_with_the_path(tmp_path: Path) -> None:
     model = build(config_from_dict(CONFIG))
     blocks = mx.zeros((128, 2 * 18), dtype=mx.uint8)
-    replace(model, "model.layers.0.mlp.up_proj", Packed(Format("gguf", 0, 32, "Q4_0"), (128, 64), blocks))
-    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj holds GGUF Q4_0 blocks"):
+    replace(model, "model.layers.0.mlp.up_proj", Packed(Format("gguf", 0, 32, "IQ4_NL"), (128, 64), blocks))
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj holds GGUF IQ4_NL blocks"):
         save_model(model, CONFIG, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import mlx.core as mx
-import psutil
 from mlx.utils import tree_flatten
 
 from umlm.bench.workload import BATCH_PROMPT, KINDS, Workload
@@ -93,11 +89,3 @@ def bytes_per_token(model: Decoder) -> int:
     sizes = {name: array.nbytes for name, array in dict(tree_flatten(model.parameters())).items()}
     untied = "lm_head" in model
     return sum(size for name, size in sizes.items() if not (untied and ".embed_tokens." in name))
-
-
-def peak_memory() -> int:
-    """Most bytes that this process has had in memory since it began."""
-    if sys.platform != "linux":
-        return max(mx.get_peak_memory(), psutil.Process().memory_info().rss)
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))

@@ -14,10 +14,11 @@ from statistics import median
 from typing import Any
 
 from umlm.bench.machine import hardware, read_bandwidth
-from umlm.bench.ours import Round, bytes_per_token, opened, peak_memory
+from umlm.bench.ours import Round, bytes_per_token, opened
 from umlm.bench.peers import KNOWN, Peer, peer
 from umlm.bench.table import lines
 from umlm.bench.workload import Samples, Workload, ratios
+from umlm.cache.budget import peak_memory
 from umlm.command import Misuse, Parser, command
 from umlm.kernels import cpu
 from umlm.llm import LLM

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import mlx.core as mx
 import psutil
 
 _CGROUP_FILES = [
@@ -52,6 +54,14 @@ def available_memory(device_limit: int | None = None) -> int:
     """Bytes that may still be taken: the least of system memory, the control group's rest, the device's limit."""
     limits = [psutil.virtual_memory().available, cgroup_rest(), device_limit]
     return min(limit for limit in limits if limit is not None)
+
+
+def peak_memory() -> int:
+    """Most bytes that this process has had in memory since it began, pages of mapped files included."""
+    if sys.platform != "linux":
+        return max(mx.get_peak_memory(), psutil.Process().memory_info().rss)
+    status = _text(Path("/proc/self/status"))
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def cgroup_rest(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int | None:

@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
-import mlx.core as mx
 import numpy as np
 
+from umlm.cache.budget import peak_memory
 from umlm.engine.output import Chunk, Clock, Output, TextStream, Timings
 from umlm.engine.params import SamplingParams
 from umlm.engine.request import Request, State
@@ -214,7 +214,7 @@ class Engine:
     def _end(self, request: Request, chunk: Chunk | None = None) -> None:
         """Hand out the last chunk and forget the request."""
         output, channel = self._outputs.pop(request)
-        channel.put(output.last(chunk or Chunk(request.index), mx.get_peak_memory()))
+        channel.put(output.last(chunk or Chunk(request.index), peak_memory()))
 
     def _fail(self, requests: Sequence[Request], message: str) -> None:
         """End requests with an error, in one line that names each."""

@@ -13,7 +13,7 @@ from umlm.engine.sampler import TokenLogprobs
 class Speed:
     """How fast an answer came. Rates in tokens per second, ttft in seconds from submission to the first token.
 
-    peak_memory  most bytes that MLX has held since the process began
+    peak_memory  most bytes that the process has had in memory since it began, mapped weights included
     """
 
     prompt_tps: float | None

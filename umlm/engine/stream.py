@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from umlm.engine.output import Chunk
 from umlm.engine.thread import WAIT
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Channel:
@@ -29,6 +32,8 @@ class Channel:
 
     async def arrival(self, timeout: float) -> None:
         """Wait in asyncio until a chunk may have come, or the time is over."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiter = (loop, future)

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from umlm.kernels import cpu
-from umlm.kernels.backends import implement, op
+from umlm.kernels.backends import implement, op, serving
 from umlm.kernels.gguf_blocks import dequantize_blocks
 from umlm.kernels.packed import CPU_BLOCKS, Packed
 
@@ -39,6 +39,11 @@ def _cpu_quantized_matmul(x: mx.array, packed: Packed) -> Any:
     return cpu.extension.quantized_matmul(
         x, packed.weight, packed.scales, packed.biases, packed.format.layout, packed.format.group_size, packed.shape[-1]
     )
+
+
+def computes_on(ggml_type: str) -> bool:
+    """Whether a kernel multiplies with ggml blocks of this type as they lie; else another form may serve better."""
+    return ggml_type in CPU_BLOCKS and serving("quantized_matmul") == "cpu"
 
 
 def _has_kernel(packed: Packed) -> bool:

@@ -103,7 +103,7 @@ def _merge_backend(fields: _Fields, kind: Kind | None) -> TokenizersBackend:
     vocabulary = {token: token_id for token_id, token in enumerate(fields.tokens)}
     if len(vocabulary) < len(fields.tokens):
         raise ValueError("tokenizer.ggml.tokens: a token occurs twice; the file is broken")
-    merges = [_merge(merge) for merge in fields.array("merges")]
+    merges = _merges(fields.array("merges"))
     if not merges:
         raise ValueError("tokenizer.ggml.merges: empty; the file was converted wrongly, use another file")
     tokenizer = HFTokenizer(_merge_model(vocabulary, merges, kind))
@@ -125,6 +125,15 @@ def _merge_model(vocabulary: dict[str, int], merges: list[tuple[str, str]], kind
         return MergeModel(vocabulary, merges, ignore_merges=kind.whole_words)
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"tokenizer.ggml.merges: do not fit the tokens ({error}); the file is broken") from None
+
+
+def _merges(values: list[Any]) -> list[tuple[str, str]]:
+    """All merges; the usual form, two pieces with one space, is cut at C's speed."""
+    pairs: list[Any] = [tuple(merge.split(" ")) if isinstance(merge, str) else () for merge in values]
+    for index, pair in enumerate(pairs):
+        if len(pair) != 2 or not pair[0]:
+            pairs[index] = _merge(values[index])
+    return pairs
 
 
 def _merge(merge: Any) -> tuple[str, str]:

@@ -4,17 +4,20 @@ GGUF files hold the pieces, scores and types of a sentencepiece model, not the m
 in sentencepiece's own format (sentencepiece_model.proto), so the library itself does the encoding.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
-
-from sentencepiece import SentencePieceProcessor
+from typing import TYPE_CHECKING, NamedTuple
 
 from umlm.text.backend import ControlToken
 from umlm.text.pieces import BYTE_FALLBACK_ERRORS, JoinRules, byte_fallback_bytes
 from umlm.text.special_split import SpecialSplit
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
@@ -108,7 +111,7 @@ def read_sentencepiece(path: Path, added: Mapping[str, AddedToken] | None = None
     """Read a `.model` file. Raises ValueError with the file and the reason."""
     content = path.read_bytes()
     try:
-        processor = SentencePieceProcessor(model_proto=content)
+        processor = _processor(content)
     except RuntimeError as error:
         raise ValueError(f"{path}: not a sentencepiece model ({error}); download the file again") from None
     if not content:  # the library takes empty content for no model at all
@@ -125,9 +128,15 @@ def read_sentencepiece(path: Path, added: Mapping[str, AddedToken] | None = None
 def build_sentencepiece(vocabulary: Vocabulary) -> SentencePieceProcessor:
     """A processor for a vocabulary given piece by piece. Raises ValueError where sentencepiece refuses it."""
     try:
-        return SentencePieceProcessor(model_proto=model_proto(vocabulary))
+        return _processor(model_proto(vocabulary))
     except RuntimeError as error:
         raise ValueError(f"tokenizer: sentencepiece refuses this vocabulary ({error})") from None
+
+
+def _processor(proto: bytes) -> SentencePieceProcessor:
+    from sentencepiece import SentencePieceProcessor
+
+    return SentencePieceProcessor(model_proto=proto)
 
 
 def model_proto(vocabulary: Vocabulary) -> bytes:

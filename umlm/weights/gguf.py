@@ -1,10 +1,12 @@
 """GGUF files as checkpoints: headers at once, tensors when they are read.
 
-Matrices stay quantized: as MLX affine where that is the same numbers, else as the blocks that lie in the file.
+Matrices stay quantized, in the blocks that lie in the file. Where no kernel computes on these (on a Mac, and without
+the CPU extension) they become MLX affine if that is the same numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 
 from umlm.kernels.gguf_blocks import BLOCKS, dequantize_blocks
 from umlm.kernels.packed import Format, Packed
+from umlm.kernels.quantized_matmul import computes_on
 from umlm.text.gguf_vocab import tokenizer_from_gguf
 from umlm.weights.checkpoint import Checkpoint, StoredTensor
 from umlm.weights.gguf_affine import affine_format, affine_from_blocks
@@ -23,6 +26,7 @@ from umlm.weights.gguf_header import PLAIN, GGUFHeader, TensorInfo
 from umlm.weights.gguf_metadata import GGUFError
 from umlm.weights.gguf_names import ROTARY, hf_name, norm_shift, row_order
 from umlm.weights.gguf_parts import read_parts
+from umlm.weights.values import evaluated, read_array, read_values
 
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
@@ -98,33 +102,41 @@ def _reader(
         return info.ggml_type, partial(_read_plain, header, info, order, shift)
     if len(info.shape) < 2 or shift:
         return info.ggml_type, partial(_read_expanded, header, info, order, shift)
-    blocks = Format("gguf", 0, BLOCKS[info.ggml_type][0], info.ggml_type)
-    form = affine_format(info.ggml_type) or blocks
-    return form, partial(_read_packed, header, info, order, blocks)
+    affine = None if computes_on(info.ggml_type) else affine_format(info.ggml_type)
+    if affine is not None:
+        return affine, partial(_read_affine, header, info, order)
+    return _blocks(info), partial(_read_packed, header, info, order)
 
 
-def _rows(header: GGUFHeader, info: TensorInfo, order: np.ndarray | None) -> np.ndarray:
-    """The tensor's bytes along its first axis, uint8 [rows, bytes]: a view of the file if rows are in order."""
-    rows = header.bytes_of(info).reshape(info.shape[0], -1)
-    return rows if order is None else rows[order]
+def _blocks(info: TensorInfo) -> Format:
+    return Format("gguf", 0, BLOCKS[info.ggml_type][0], info.ggml_type)
+
+
+def _rows(header: GGUFHeader, info: TensorInfo, order: np.ndarray | None) -> mx.array:
+    """The tensor's bytes, uint8 [..., rows, bytes]; copied only where its rows are put in another order."""
+    shape = (*info.shape[:-1], info.nbytes // math.prod(info.shape[:-1]))
+    return _ordered(read_array(header.file, info.offset, shape, mx.uint8), order)
+
+
+def _ordered(values: mx.array, order: np.ndarray | None) -> mx.array:
+    return values if order is None else evaluated(values[mx.array(order)])
 
 
 def _read_plain(header: GGUFHeader, info: TensorInfo, order: np.ndarray | None, shift: float) -> mx.array:
-    numbers = _rows(header, info, order).view(PLAIN[info.ggml_type]).reshape(info.shape)
-    values = mx.array(numbers)
-    if info.ggml_type == "BF16":
-        values = values.view(mx.bfloat16)
+    values = _ordered(read_values(header.file, info.offset, info.shape, info.ggml_type), order)
     return values.astype(mx.float32) - shift if shift else values
 
 
 def _read_expanded(header: GGUFHeader, info: TensorInfo, order: np.ndarray | None, shift: float) -> mx.array:
     """Quantized vectors and norms, which no kernel takes: float32 values."""
-    blocks = mx.array(header.bytes_of(info).reshape(*info.shape[:-1], -1))
-    values = dequantize_blocks(blocks, info.ggml_type, info.shape[-1])
-    return (values if order is None else values[mx.array(order)]) - shift
+    values = dequantize_blocks(_rows(header, info, None), info.ggml_type, info.shape[-1])
+    return _ordered(values, order) - shift
 
 
-def _read_packed(header: GGUFHeader, info: TensorInfo, order: np.ndarray | None, blocks: Format) -> Packed:
-    rows = _rows(header, info, order).reshape(*info.shape[:-1], -1)
-    packed = affine_from_blocks(rows, info.ggml_type, info.shape) if affine_format(info.ggml_type) else None
-    return packed or Packed(blocks, info.shape, mx.array(rows))
+def _read_packed(header: GGUFHeader, info: TensorInfo, order: np.ndarray | None) -> Packed:
+    return Packed(_blocks(info), info.shape, _rows(header, info, order))
+
+
+def _read_affine(header: GGUFHeader, info: TensorInfo, order: np.ndarray | None) -> Packed:
+    blocks = _read_packed(header, info, order)
+    return affine_from_blocks(np.asarray(blocks.weight), info.ggml_type, info.shape) or blocks

@@ -16,6 +16,7 @@ import numpy as np
 
 from umlm.kernels.gguf_blocks import BLOCKS
 from umlm.weights.gguf_metadata import MAX_NAME, Cursor, GGUFError, Metadata, read_metadata
+from umlm.weights.values import DTYPES
 
 MAGIC = b"GGUF"
 # Types of tensors: number -> name, those that nobody can read any more or yet included.
@@ -25,10 +26,8 @@ TENSOR_TYPES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-# Tensor types that are plain numbers, with their numpy dtypes (bfloat16 by its bits).
-PLAIN = {
-    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
-}  # fmt: skip
+# Tensor types that are plain numbers.
+PLAIN = frozenset(("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"))
 # Far above any real file, low enough that a crafted one cannot fill memory with empty entries.
 MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 4
@@ -158,7 +157,7 @@ def _tensor_type(cursor: Cursor, number: int) -> str:
 
 def _num_bytes(cursor: Cursor, sizes: list[int], ggml_type: str) -> int:
     """Bytes of a tensor, in Python integers, which cannot wrap around."""
-    values, size = BLOCKS.get(ggml_type) or (1, np.dtype(PLAIN[ggml_type]).itemsize)
+    values, size = (1, DTYPES[ggml_type][0]) if ggml_type in PLAIN else BLOCKS[ggml_type]
     if sizes[0] % values:
         raise cursor.error(f"{ggml_type} rows hold multiples of {values} values, not {sizes[0]}")
     nbytes = sizes[0] // values * size

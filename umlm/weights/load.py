@@ -18,8 +18,8 @@ from umlm.models.decoder import Decoder
 from umlm.nn import Embedding, Linear
 from umlm.quant.packed import module_at, replace
 from umlm.weights.checkpoint import Checkpoint, StoredTensor
-from umlm.weights.safetensors import DTYPES as STORED
-from umlm.weights.safetensors import FLOATS
+from umlm.weights.values import DTYPES as STORED
+from umlm.weights.values import FLOATS
 
 log = logging.getLogger("umlm.weights")
 

@@ -15,8 +15,9 @@ from typing import Any
 from umlm.kernels.packed import Format, Packed
 from umlm.weights.checkpoint import StoredTensor
 from umlm.weights.names import text_name
-from umlm.weights.safetensors import FLOATS, read_tensor
+from umlm.weights.safetensors import read_tensor
 from umlm.weights.shards import Located
+from umlm.weights.values import FLOATS
 
 log = logging.getLogger("umlm.weights")
 

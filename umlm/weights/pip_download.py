@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +34,8 @@ def download_wheel(requirement: str, folder: Path, shown: bool | None = None) ->
 
 
 def _pip_version() -> tuple[int, ...]:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return tuple(map(int, re.findall(r"\d+", version("pip"))[:2]))
     except PackageNotFoundError:

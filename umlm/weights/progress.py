@@ -6,9 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 Report = Callable[[int, int], None]
 
 
@@ -18,6 +15,9 @@ def byte_bar(title: str, shown: bool | None = None) -> Iterator[Report]:
     if not (sys.stderr.isatty() if shown is None else shown):
         yield lambda done, total: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     # Plain terminal codes, which notebooks show too; rich would ask for ipywidgets there.
     console = Console(stderr=True, force_terminal=True, force_jupyter=False)

@@ -16,30 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import numpy as np
+
+from umlm.weights.values import DTYPES, read_values
 
 MAX_HEADER_BYTES = 100_000_000  # the reference library's limit
 LFS_PREFIX = b"version https://git-lfs.github.com/spec/"
-
-# dtype name -> (bytes of one value, dtype that the bytes are viewed as)
-DTYPES: dict[str, tuple[int, mx.Dtype]] = {
-    "BOOL": (1, mx.bool_),
-    "U8": (1, mx.uint8),
-    "I8": (1, mx.int8),
-    "F8_E4M3": (1, mx.uint8),
-    "F8_E5M2": (1, mx.uint8),
-    "U16": (2, mx.uint16),
-    "I16": (2, mx.int16),
-    "F16": (2, mx.float16),
-    "BF16": (2, mx.bfloat16),
-    "U32": (4, mx.uint32),
-    "I32": (4, mx.int32),
-    "F32": (4, mx.float32),
-    "U64": (8, mx.uint64),
-    "I64": (8, mx.int64),
-    "F64": (8, mx.float32),
-}
-FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
 class Entry(NamedTuple):
@@ -82,28 +63,8 @@ def read_header(file: str | Path) -> Header:
 
 
 def read_tensor(file: str | Path, entry: Entry) -> mx.array:
-    """The values of one tensor, evaluated; only its own bytes are read.
-
-    F64 comes as float32; F8_E4M3 as bfloat16 and F8_E5M2 as float16, both exact; the rest as stored.
-    """
-    dtype = DTYPES[entry.dtype][1]
-    if entry.nbytes == 0:
-        return mx.zeros(entry.shape, dtype=dtype)
-    raw = np.memmap(file, dtype=np.uint8, mode="r", offset=entry.start, shape=(entry.nbytes,))
-    array = _decode(raw, entry.dtype).reshape(entry.shape)
-    mx.eval(array)  # here, since a lazy array can be evaluated only in the thread that made it
-    return array
-
-
-def _decode(raw: np.ndarray, dtype: str) -> mx.array:
-    if dtype == "F64":
-        return mx.array(np.frombuffer(raw, dtype="<f8").astype(np.float32))
-    values = mx.array(raw)
-    if dtype == "F8_E4M3":
-        return mx.from_fp8(values, mx.bfloat16)
-    if dtype == "F8_E5M2":
-        return mx.left_shift(values.astype(mx.uint16), 8).view(mx.float16)  # the upper half of a float16
-    return values.view(DTYPES[dtype][1])
+    """The values of one tensor, evaluated; see `read_values` for dtypes and for what is copied."""
+    return read_values(Path(file), entry.start, entry.shape, entry.dtype)
 
 
 def _read_json_bytes(file: Path, size: int) -> tuple[int, bytes]:

@@ -11,11 +11,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
-from umlm.kernels.packed import Format
+from umlm.kernels.packed import Format, Packed
 from umlm.models import text_part
 from umlm.quant.packed import PackedMatrix
+from umlm.weights.gguf_affine import affine_format, affine_from_blocks
 from umlm.weights.partial import partial_folder
 from umlm.weights.shards import INDEX
 
@@ -49,13 +51,12 @@ def save_model(
 
     config  the keys of config.json; its quantization map is written anew from the model's packed layers
     The folder appears whole or not at all. FileExistsError if it holds something already, ValueError for GGUF
-    blocks, which safetensors readers do not know, OSError when the disk is too full.
+    blocks that no format of MLX can hold, OSError when the disk is too full.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder}: not empty; name a new folder")
-    formats = packed_formats(model)
-    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    parameters, formats = saved_parameters(model)
     _check_space(folder, sum(array.nbytes for array in parameters.values()))
     with partial_folder(folder) as partial:
         save_tensors(parameters, partial, shard_bytes)
@@ -91,13 +92,28 @@ def saved_config(
     return kept
 
 
-def packed_formats(model: nn.Module) -> dict[str, Format]:
-    """The format of every packed layer by module path."""
-    packed = {path: module for path, module in model.named_modules() if isinstance(module, PackedMatrix)}
-    for path, module in packed.items():
-        if module.format.mode == "gguf":
-            raise ValueError(f"{path} holds GGUF {module.format} blocks, which safetensors cannot; dequantize it first")
-    return {path: module.format for path, module in packed.items()}
+def saved_parameters(model: nn.Module) -> tuple[dict[str, mx.array], dict[str, Format]]:
+    """The parameters by name, and the format of every packed layer by module path; ggml blocks as MLX affine."""
+    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    formats = {}
+    for path, module in model.named_modules():
+        if isinstance(module, PackedMatrix):
+            packed = _without_blocks(path, module.packed)
+            arrays = {"weight": packed.weight, "scales": packed.scales, "biases": packed.biases}
+            parameters |= {f"{path}.{part}": array for part, array in arrays.items() if array is not None}
+            formats[path] = packed.format
+    return parameters, formats
+
+
+def _without_blocks(path: str, packed: Packed) -> Packed:
+    """The same values in one of MLX's formats. ValueError where none has them."""
+    kind = packed.format.ggml_type
+    if kind is None:
+        return packed
+    repacked = affine_from_blocks(np.asarray(packed.weight), kind, packed.shape) if affine_format(kind) else None
+    if repacked is None:
+        raise ValueError(f"{path} holds GGUF {kind} blocks, which safetensors cannot; dequantize it first")
+    return repacked
 
 
 def quantization_table(formats: Mapping[str, Format], parameters: Mapping[str, mx.array]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ NB_MODULE(_ext, m) {
   umlm::bind_embedding(m);
   umlm::bind_quantized(m);
   umlm::bind_experts(m);
+  umlm::bind_mapped(m);
   umlm::bind_rope(m);
   umlm::bind_rows(m);
   umlm::bind_sampling(m);

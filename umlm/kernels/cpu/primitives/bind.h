@@ -12,6 +12,7 @@ void bind_halves(nanobind::module_& m);
 void bind_embedding(nanobind::module_& m);
 void bind_quantized(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
+void bind_mapped(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
