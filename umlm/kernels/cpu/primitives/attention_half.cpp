@@ -1,16 +1,13 @@
 // norm, q, k, v, rope; page write; attention, output, residual: half a block in four operations.
-//
-// Pages are written by operations with one output: MLX gives an input's memory to an output only where that output is
-// the only one to ask for it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include "primitives/attention.h"
 #include "primitives/bind.h"
 #include "primitives/halves.h"
+#include "primitives/pages.h"
 
 namespace umlm {
 namespace {
@@ -140,32 +137,6 @@ class QkvPrimitive : public CpuPrimitive {
   std::shared_ptr<const QkvShape> shape_;
 };
 
-// Pages with the keys or the values of QkvPrimitive's result in their slots.
-class WriteHalfPrimitive : public CpuPrimitive {
- public:
-  WriteHalfPrimitive(mx::Stream stream, int64_t first) : CpuPrimitive(stream), first_(first) {}
-
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    const mx::array &pages = inputs[0], &slots = inputs[1], &qkv = inputs[2];
-    RowMajor old(pages), places(slots), rows(qkv);
-    const int64_t width = pages.size() / pages.shape(0), count = slots.size();
-    const Type type = type_of(pages.dtype());
-    allocate_like(pages, out);
-    auto* result = out.data<uint8_t>();
-    const bool in_place = result == pages.data<uint8_t>();
-    mx::cpu::get_command_encoder(stream()).dispatch([=, first = first_, bytes = pages.nbytes()]() {
-      if (!in_place) std::memcpy(result, old.data(), bytes);
-      std::vector<float> scratch(width);
-      kernels().rope.write_rows(reinterpret_cast<const float*>(rows.data()) + first, Type::f32, count, width,
-                                reinterpret_cast<const int32_t*>(places.data()), result, type, scratch.data());
-    });
-  }
-  const char* name() const override { return "UmlmWriteHalf"; }
-
- private:
-  int64_t first_;
-};
-
 struct AttendShape {
   HeadShape heads;
   int64_t window;
@@ -181,12 +152,17 @@ class AttendHalfPrimitive : public CpuPrimitive {
   enum : int { kX, kQkv, kKeys, kValues, kPositions, kFixed };
 
   AttendHalfPrimitive(mx::Stream stream, std::shared_ptr<const AttendShape> shape, std::shared_ptr<PageTable> table,
-                      int64_t page_size)
-      : CpuPrimitive(stream), shape_(std::move(shape)), table_(std::move(table)), page_size_(page_size) {}
+                      int64_t page_size, KeptRows k, KeptRows v)
+      : CpuPrimitive(stream),
+        shape_(std::move(shape)),
+        table_(std::move(table)),
+        page_size_(page_size),
+        k_(k),
+        v_(v) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(mx::allocator::malloc(out.nbytes()));
-    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_);
+    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_, k_, v_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
   }
   const char* name() const override { return "UmlmAttendHalf"; }
@@ -197,12 +173,12 @@ class AttendHalfPrimitive : public CpuPrimitive {
     std::shared_ptr<PageTable> table;
     int64_t page_size, rows, columns;
     RowMajor x, qkv, keys, values, positions;
-    Type type;
+    KeptRows k, v;
     Projection o;
     std::optional<NormInput> post;
 
     Work(const std::vector<mx::array>& in, std::shared_ptr<const AttendShape> shape, std::shared_ptr<PageTable> table,
-         int64_t page_size)
+         int64_t page_size, KeptRows k, KeptRows v)
         : s(std::move(shape)),
           table(std::move(table)),
           page_size(page_size),
@@ -213,7 +189,8 @@ class AttendHalfPrimitive : public CpuPrimitive {
           keys(in[kKeys]),
           values(in[kValues]),
           positions(in[kPositions]),
-          type(type_of(in[kKeys].dtype())),
+          k(k),
+          v(v),
           o(in, s->o_at, s->o) {
       if (s->post_at) post.emplace(in[*s->post_at], s->post_eps, s->post_offset);
     }
@@ -233,8 +210,8 @@ class AttendHalfPrimitive : public CpuPrimitive {
       Attention a{};
       a.queries = rows, a.heads = s->heads.heads, a.kv_heads = s->heads.kv_heads;
       a.head_dim = a.v_head_dim = s->heads.head_dim;
-      a.q_type = Type::f32, a.type = type;
-      a.q = qkv.data(), a.k = keys.data(), a.v = values.data(), a.out = attended;
+      a.q_type = Type::f32, a.k = k, a.v = v;
+      a.q = qkv.data(), a.k.base = keys.data(), a.v.base = values.data(), a.out = attended;
       a.page_size = page_size;
       a.positions = reinterpret_cast<const int32_t*>(positions.data());
       a.window = s->window, a.scale = s->scale, a.softcap = s->softcap;
@@ -246,6 +223,7 @@ class AttendHalfPrimitive : public CpuPrimitive {
   std::shared_ptr<const AttendShape> shape_;
   std::shared_ptr<PageTable> table_;
   int64_t page_size_;
+  KeptRows k_, v_;
 };
 
 // Made once per layer.
@@ -259,27 +237,30 @@ class AttentionHalf {
     make_attend(shape, norm, o, scale, window, softcap, post);
   }
 
-  // x float32 [1, T, columns]; keys and values become the written pages, in place where it can be.
+  // x float32 [1, T, columns]; keys and values, of so many bits or 0 for floats, become the written pages, in place
+  // where it can be.
   mx::array operator()(const mx::array& x, const mx::array& positions, const std::optional<mx::array>& inv_freq,
                        mx::array& keys, mx::array& values, const mx::array& slots, std::shared_ptr<PageTable> table,
-                       int64_t page_size, mx::StreamOrDevice s) const {
+                       int64_t page_size, int k_bits, int v_bits, mx::StreamOrDevice s) const {
     if (x.dtype() != mx::float32) throw std::invalid_argument("a fused half takes float32 activations");
     if (positions.dtype() != mx::int32 || slots.dtype() != mx::int32) {
       throw std::invalid_argument("a fused half takes int32 positions and slots");
     }
-    table->check(x.shape(-2), keys.shape(0), page_size);
+    table->check(x.shape(-2), std::min(keys.shape(0), values.shape(0)), page_size);
+    const HeadShape& heads = qkv_->heads;
+    const KeptRows k = kept_rows(keys, k_bits, heads.head_dim), v = kept_rows(values, v_bits, heads.head_dim);
     const mx::Stream stream = mx::to_stream(s);
     const mx::array qkv = project_qkv(x, positions, inv_freq, stream);
-    const int64_t tokens = x.shape(-2), q_size = tokens * qkv_->heads.q_width();
-    write(keys, slots, qkv, q_size, stream);
-    write(values, slots, qkv, q_size + tokens * qkv_->heads.kv_width(), stream);
+    const int64_t tokens = x.shape(-2), q_size = tokens * heads.q_width(), k_size = tokens * heads.kv_width();
+    write_rows(keys, slots, qkv, k, heads.kv_heads, heads.head_dim, q_size, stream);
+    write_rows(values, slots, qkv, v, heads.kv_heads, heads.head_dim, q_size + k_size, stream);
     auto inputs = attend_inputs_;
     inputs[AttendHalfPrimitive::kX] = x;
     inputs[AttendHalfPrimitive::kQkv] = qkv;
     inputs[AttendHalfPrimitive::kKeys] = keys;
     inputs[AttendHalfPrimitive::kValues] = values;
     inputs[AttendHalfPrimitive::kPositions] = positions;
-    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, std::move(table), page_size);
+    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, std::move(table), page_size, k, v);
     return mx::array(x.shape(), mx::float32, primitive, std::move(inputs));
   }
 
@@ -331,11 +312,6 @@ class AttentionHalf {
     return mx::array(mx::Shape{size}, mx::float32, std::make_shared<QkvPrimitive>(stream, qkv_), std::move(inputs));
   }
 
-  static void write(mx::array& pages, const mx::array& slots, const mx::array& qkv, int64_t first, mx::Stream stream) {
-    pages.overwrite_descriptor(mx::array(pages.shape(), pages.dtype(),
-                                         std::make_shared<WriteHalfPrimitive>(stream, first), {pages, slots, qkv}));
-  }
-
   std::shared_ptr<const QkvShape> qkv_;
   std::shared_ptr<const AttendShape> attend_;
   std::vector<mx::array> qkv_inputs_, attend_inputs_;
@@ -353,7 +329,7 @@ void bind_attention_half(nanobind::module_& m) {
            "norm"_a, "projections"_a, "o"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope_scale"_a,
            "window"_a, "softcap"_a, "q_norm"_a.none(), "k_norm"_a.none(), "post"_a.none())
       .def("__call__", &AttentionHalf::operator(), "x"_a, "positions"_a, "inv_freq"_a.none(), "keys"_a, "values"_a,
-           "slots"_a, "table"_a, "page_size"_a, "stream"_a = nb::none());
+           "slots"_a, "table"_a, "page_size"_a, "k_bits"_a, "v_bits"_a, "stream"_a = nb::none());
 }
 
 }  // namespace umlm
