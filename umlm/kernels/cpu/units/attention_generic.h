@@ -65,8 +65,6 @@ inline void merge(const Attention& a, int64_t rows, float* total, const float* o
   for (int64_t r = 0; r < rows; ++r) merge_row(a, total + r * state_size(a), other + r * state_size(a));
 }
 
-inline constexpr int64_t kCacheLine = 64;
-
 // The next place that is a cache line's first.
 inline float* aligned(float* at) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(at) + kCacheLine - 1) / kCacheLine * kCacheLine);
@@ -126,17 +124,18 @@ struct Work {
     }
   }
 
-  // Where the rows of a block's keys or values lie, opened into tile where the products take other numbers.
-  void find_rows(int64_t base, Range range, const KeptRows& from, int64_t dims, float* tile, const void** rows) const {
-    const int64_t first = base + range.begin, page_size = a.pages == nullptr ? INT64_MAX : a.page_size;
-    int64_t page = first / page_size, offset = first % page_size;
-    for (int64_t j = range.begin; j < range.end; ++j, ++offset) {
-      if (offset == page_size) ++page, offset = 0;
-      const int64_t slot = a.pages == nullptr ? offset : a.pages[page] * page_size + offset;
-      rows[j] = static_cast<const char*>(from.base) + (slot * a.kv_heads + head) * from.bytes;
-      prefetch(rows[j], from.bytes);
+  // Where the rows of the keys or values `range` of a part lie.
+  void find_rows(Range range, const KeptRows& from, const void** rows) const {
+    const int64_t page_size = a.pages == nullptr ? a.keys : a.page_size, stride = a.kv_heads * from.bytes;
+    const char* row = nullptr;
+    for (int64_t key = range.begin, left = 0; key < range.end; ++key, --left, row += stride) {
+      if (left == 0) {
+        const int64_t page = key / page_size, slot = (a.pages == nullptr ? 0 : a.pages[page]) * page_size;
+        left = (page + 1) * page_size - key;
+        row = static_cast<const char*>(from.base) + (slot + key % page_size) * stride + head * from.bytes;
+      }
+      rows[key % kPartKeys] = row;
     }
-    if (from.kind != static_cast<Kept>(kType)) open_rows(from.kind, dims, range.begin, range.end, tile, rows);
   }
 
   // The nearest keys of `range` stand in for those outside that make up fours.
@@ -145,15 +144,28 @@ struct Work {
     for (int64_t j = range.end; j % 4 != 0; ++j) keys[j] = keys[range.end - 1];
   }
 
-  // Rows of a head lie apart, where the processor does not look ahead.
-  static void prefetch(const void* row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
+  // Make rows of the block ready for the products. Rows of a head lie apart, where the processor does not look ahead;
+  // of those that are opened, which takes time, the next block's are fetched meanwhile.
+  static void ready(Range range, int64_t known, const KeptRows& from, int64_t dims, float* tile, const void** rows) {
+    if (from.kind != static_cast<Kept>(kType)) return open_rows(from, dims, range.begin, range.end, known, tile, rows);
+    for (int64_t j = range.begin; j < range.end; ++j) prefetch(rows[j], from.bytes);
   }
 
-  void block(int64_t base, Range range) {
-    const void *keys[kBlockKeys], *values[kBlockKeys];
-    find_rows(base, range, a.k, a.head_dim, key_tile, keys);
-    find_rows(base, range, a.v, a.v_head_dim, value_tile, values);
+  void part(Range range) {
+    const void *keys[kPartKeys], *values[kPartKeys];
+    find_rows(range, a.k, keys);
+    find_rows(range, a.v, values);
+    for (int64_t base = range.begin / kBlockKeys * kBlockKeys; base < range.end; base += kBlockKeys) {
+      const Range own = both(range, {base, base + kBlockKeys});
+      block(base, {own.begin - base, own.end - base}, range.end - base, keys + base % kPartKeys,
+            values + base % kPartKeys);
+    }
+  }
+
+  // keys and values: the rows of the block, and of the part's later ones, `known` in all.
+  void block(int64_t base, Range range, int64_t known, const void** keys, const void** values) {
+    ready(range, known, a.k, a.head_dim, key_tile, keys);
+    ready(range, known, a.v, a.v_head_dim, value_tile, values);
     fill_fours(range, keys);
     if (many) {
       pack_keys<kType>(keys, a.head_dim, range.begin, range.end, packed);
@@ -285,10 +297,7 @@ void attend_as(const Attention& a, int64_t head, int64_t first, int64_t queries,
     const Range keys = both(all, {part * kPartKeys, (part + 1) * kPartKeys});
     if (keys.begin >= keys.end) continue;
     clear(a, work.rows, work.states);
-    for (int64_t base = keys.begin / kBlockKeys * kBlockKeys; base < keys.end; base += kBlockKeys) {
-      const Range block = both(keys, {base, base + kBlockKeys});
-      work.block(base, {block.begin - base, block.end - base});
-    }
+    work.part(keys);
     merge(a, work.rows, states, work.states);
   }
 }

@@ -8,6 +8,7 @@
 namespace umlm::UNIT {
 
 inline constexpr int64_t kGroupDims = 32, kCodeDims = 16, kGroupBytes = 4;
+inline constexpr int64_t kCacheLine = 64;
 
 inline int64_t whole_codes(int64_t dims) { return (dims + kCodeDims - 1) / kCodeDims * kCodeDims; }
 inline int64_t scale_bytes(int64_t dims) { return (dims + kGroupDims - 1) / kGroupDims * kGroupBytes; }
@@ -58,7 +59,8 @@ template <int kBits>
 inline void open_dims(const uint8_t* group, const uint8_t* codes, int64_t begin, int64_t end, float* out) {
   uint32_t both;
   __builtin_memcpy(&both, group, sizeof(both));
-  const Lanes scale = (Lanes)(Words{} + (both << 16)), offset = (Lanes)(Words{} + (both & 0xffff0000u));
+  const Words pair = Words{} + both;
+  const Lanes scale = (Lanes)(pair << 16), offset = (Lanes)(pair & 0xffff0000u);
   for (int64_t at = begin; at < end; at += kLanes) put(out + at, opened<kBits>(codes, at, scale, offset));
 }
 
@@ -72,16 +74,26 @@ inline void open_row(const uint8_t* row, int64_t dims, float* out) {
   if (at < dims) open_dims<kBits>(row, codes, at, whole_codes(dims), out);
 }
 
-// Values of rows [begin, end) as float32 into tile, whole_codes(dims) apart; the rows become those.
-inline void open_rows(Kept kind, int64_t dims, int64_t begin, int64_t end, float* tile, const void** rows) {
+inline void prefetch(const void* row, int64_t bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(row), end = first + bytes;
+  for (uintptr_t at = first / kCacheLine * kCacheLine; at < end; at += kCacheLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(at));
+  }
+}
+
+// Values of rows [begin, end) as float32 into tile, whole_codes(dims) apart; the rows become those. Of `known` rows
+// those a block further on are fetched.
+inline void open_rows(const KeptRows& from, int64_t dims, int64_t begin, int64_t end, int64_t known, float* tile,
+                      const void** rows) {
   const int64_t stride = whole_codes(dims);
   for (int64_t j = begin; j < end; ++j) {
+    if (j + kBlockKeys < known) prefetch(rows[j + kBlockKeys], from.bytes);
     float* out = tile + j * stride;
     const auto* row = static_cast<const uint8_t*>(rows[j]);
-    switch (kind) {
+    switch (from.kind) {
       case Kept::q8: open_row<8>(row, dims, out); break;
       case Kept::q4: open_row<4>(row, dims, out); break;
-      default: widen(row, static_cast<Type>(kind), dims, out);
+      default: widen(row, static_cast<Type>(from.kind), dims, out);
     }
     rows[j] = out;
   }
