@@ -10,7 +10,7 @@ from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
 from umlm.kernels.paged_attention import PageTable, paged_attention, write_pages
 from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
-from umlm.kernels.quantized_pages import KeptPages, QuantizedPages, empty_pages, row_bytes
+from umlm.kernels.quantized_pages import KeptPages, QuantizedPages, empty_pages, more_pages, row_bytes
 from umlm.kernels.rope import rope
 from umlm.kernels.sampling import sample_rows
 
@@ -36,6 +36,7 @@ __all__ = [
     "gated_activation",
     "halves_serve",
     "matmul",
+    "more_pages",
     "paged_attention",
     "quantized_matmul",
     "report",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,11 +14,9 @@ from umlm.kernels.attention import FLOATS, attention
 from umlm.kernels.backends import implement, op
 from umlm.kernels.quantized_pages import KeptPages, QuantizedPages, dequantize_rows, quantize_rows
 
-Written = TypeVar("Written", mx.array, QuantizedPages)
-
 
 @op
-def write_pages(pages: Written, slots: mx.array, values: mx.array) -> Written:
+def write_pages(pages: KeptPages, slots: mx.array, values: mx.array) -> KeptPages:
     """Put values [T, H, D] into the slots [T] of pages [num_slots, H, D], quantized where the pages are.
 
     In place while the pages' array has one owner: it holds the result afterwards, and `pages` is returned.

@@ -60,6 +60,17 @@ def empty_pages(num_slots: int, heads: int, head_dim: int, dtype: mx.Dtype, bits
     return QuantizedPages(mx.zeros((num_slots, heads, row_bytes(head_dim, bits)), mx.uint8), bits, head_dim)
 
 
+def more_pages(pages: KeptPages, num_slots: int) -> KeptPages:
+    """The pages with so many slots more, of zeros, in memory of their own."""
+    if isinstance(pages, QuantizedPages):
+        return pages._replace(rows=_longer(pages.rows, num_slots))
+    return _longer(pages, num_slots)
+
+
+def _longer(array: mx.array, count: int) -> mx.array:
+    return mx.concatenate([array, mx.zeros((count, *array.shape[1:]), array.dtype)])
+
+
 def quantize_rows(values: mx.array, bits: int) -> mx.array:
     """values [..., head_dim] -> uint8 [..., row_bytes(head_dim, bits)]."""
     x, head_dim = values.astype(mx.float32), values.shape[-1]
