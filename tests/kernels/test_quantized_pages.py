@@ -73,6 +73,13 @@ def test_values_of_any_dtype(dtype: mx.Dtype) -> None:
     np.testing.assert_array_equal(np.array(written(values, 8).rows), np.array(written(widened, 8).rows))
 
 
+def test_groups_that_end_at_zero_of_either_sign() -> None:
+    rows = np.array([[0.0, 1.0], [-0.0, 1.0], [-1.0, -0.0], [-0.0, -0.0]], np.float32)[:, None]
+    pages = written(mx.array(rows), 8)
+    np.testing.assert_allclose(float64.kept(pages.rows, 8, 2)[::-1], rows, atol=0.003)
+    np.testing.assert_array_equal(np.array(quantize_rows(mx.array(rows), 8))[::-1], np.array(pages.rows))
+
+
 def test_extreme_groups() -> None:
     """All the same, tiny, huge, with outliers: codes reach the ends, and nothing that is finite becomes another."""
     rows = [np.zeros(32), np.full(32, -3.7), np.linspace(0, 1e-35, 32), np.linspace(-1e30, 1e30, 32)]

@@ -95,7 +95,8 @@ def dequantize_rows(rows: mx.array, bits: int, head_dim: int) -> mx.array:
 def _quantize_group(x: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
     """Scale and offset, uint16 [...] with bfloat16's bits, and codes, uint8 [..., dims]."""
     most = 2**bits - 1
-    low = x.min(axis=-1).view(mx.uint32)
+    low = x.min(axis=-1)
+    low = mx.where(low == 0, 0.0, low).view(mx.uint32)  # there is one zero
     offset = (low + mx.where(low >> 31, 0xFFFF, 0).astype(mx.uint32)) & 0xFFFF0000
     step = mx.maximum((x.max(axis=-1) - offset.view(mx.float32)) / most, _LEAST_SCALE)
     scale = (step.view(mx.uint32) + 0xFFFF) & 0xFFFF0000

@@ -6,12 +6,16 @@
 
 #include <vector>
 
+#include "core/threads.h"
 #include "primitives/attention.h"
 
 namespace umlm {
 
-// pages, slots int32 [T], rows -> the pages with `heads` rows of `dims` values in each slot: those from the element
-// `first` of the rows on.
+// Values that are worth a thread's wake-up.
+inline constexpr int64_t kWriteWorth = 16384;
+
+// pages, slots int32 [T] that differ, rows -> the pages with `heads` rows of `dims` values in each slot: those from
+// the element `first` of the rows on.
 class WritePages : public CpuPrimitive {
  public:
   WritePages(mx::Stream stream, KeptRows kept, int64_t heads, int64_t dims, int64_t first)
@@ -28,9 +32,13 @@ class WritePages : public CpuPrimitive {
     mx::cpu::get_command_encoder(stream()).dispatch(
         [=, kind = kept_.kind, heads = heads_, dims = dims_, first = first_, bytes = pages.nbytes()]() {
           if (!in_place) std::memcpy(result, old.data(), bytes);
-          std::vector<float> scratch(heads * dims);
-          kernels().pages.write_rows(advance(rows.data(), type, first), type, count, heads, dims,
-                                     reinterpret_cast<const int32_t*>(slots.data()), kind, result, scratch.data());
+          const void* from = advance(rows.data(), type, first);
+          const auto* to = reinterpret_cast<const int32_t*>(slots.data());
+          parallel_for(count, kWriteWorth / (heads * dims + 1) + 1, [&](int64_t begin, int64_t end) {
+            std::vector<float> scratch(heads * dims);
+            kernels().pages.write_rows(advance(from, type, begin * heads * dims), type, end - begin, heads, dims,
+                                       to + begin, kind, result, scratch.data());
+          });
         });
   }
 

@@ -125,16 +125,12 @@ inline Extent extent_of(const float* group) {
   for (int64_t i = 0; i < kGroupDims; i += kLanes) {
     const Lanes x = get(group + i);
     low = x < low ? x : low;
-    high = x > high ? x : high;
+    high = larger(x, high);
     special |= (Words)(((Words)x & 0x7f800000u) == 0x7f800000u);
   }
-  Extent all = {low[0], high[0], true};
-  for (int i = 0; i < kLanes; ++i) {
-    all.low = low[i] < all.low ? low[i] : all.low;
-    all.high = high[i] > all.high ? high[i] : all.high;
-    all.finite = all.finite && special[i] == 0;
-  }
-  return all;
+  const Lanes ends[4] = {high, -low, (Lanes)(special & 0x3f800000u)};  // 1.0 for numbers that are not finite
+  const Four most = largest_lanes(ends);
+  return {-most[1], most[0], most[2] == 0};
 }
 
 inline float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
@@ -142,21 +138,29 @@ inline float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); 
 // The bf16 next to x, as float32 bits: the one below it for the offset, the one above for a scale, so that the codes
 // reach all values of a group.
 inline uint32_t below(float x) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  const uint32_t bits = x == 0.0f ? 0 : __builtin_bit_cast(uint32_t, x);
   return (bits + (bits >> 31 ? 0xffffu : 0)) & 0xffff0000u;
 }
 
 inline uint32_t above(float x) { return (__builtin_bit_cast(uint32_t, x) + 0xffffu) & 0xffff0000u; }
 
+// Every fourth byte of eight, from the first on, in two bytes.
+inline uint32_t two_bytes(uint64_t x) { return static_cast<uint32_t>((x & 0xff) | (x >> 24 & 0xff00)); }
+
 template <int kBits>
 inline void keep_codes(const uint32_t* whole, int64_t count, uint8_t* codes) {
+  uint8_t bytes[kGroupDims];
+  for (int64_t i = 0; i < kGroupDims; ++i) bytes[i] = static_cast<uint8_t>(whole[i]);
   if constexpr (kBits == 8) {
-    for (int64_t i = 0; i < count; ++i) codes[i] = static_cast<uint8_t>(whole[i]);
+    __builtin_memcpy(codes, bytes, count);
     return;
   }
   for (int64_t at = 0; at < count; at += kCodeDims, codes += 8) {
-    uint32_t words[2] = {};
-    for (int i = 0; i < kCodeDims; ++i) words[i % 2] |= whole[at + i] << i / 2 * 4;
+    uint64_t eights[2];
+    __builtin_memcpy(eights, bytes + at, sizeof(eights));
+    for (uint64_t& x : eights) x |= x >> 12;  // two dims further, in the high half of a byte
+    const uint32_t words[2] = {two_bytes(eights[0]) | two_bytes(eights[1]) << 16,
+                               two_bytes(eights[0] >> 8) | two_bytes(eights[1] >> 8) << 16};
     __builtin_memcpy(codes, words, sizeof(words));
   }
 }
@@ -167,7 +171,8 @@ inline void keep_group(const float* values, int64_t count, uint8_t* row, uint8_t
   constexpr float kMost = (1 << kBits) - 1;
   alignas(64) float group[kGroupDims];
   alignas(64) uint32_t whole[kGroupDims];
-  for (int64_t i = 0; i < kGroupDims; ++i) group[i] = values[i < count ? i : 0];
+  for (int64_t i = 0; i < count; ++i) group[i] = values[i];
+  for (int64_t i = count; i < kGroupDims; ++i) group[i] = values[0];
   const Extent extent = extent_of(group);
   const uint32_t offset = below(extent.low);
   const float step = (extent.high - from_bits(offset)) / kMost;
