@@ -58,7 +58,7 @@ def load(
     dtype     of activations and float weights: "auto" (float32 on a CPU, else as stored), "float32", "float16",
               "bfloat16". Quantized matrices stay as they are.
     progress  bars on stderr; None: if it is a terminal
-    options   fields of EngineSettings: context, max_requests, memory_fraction, ...
+    options   fields of EngineSettings: context, max_requests, memory_fraction, kv_bits, ...
     Raises FileNotFoundError, ValueError or OSError with one line that says what to do.
     """
     kernels.check_settings()
@@ -255,8 +255,9 @@ def _engine(
         max_requests=settings.max_requests,
         max_chunk=settings.max_chunk,
     )
+    store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype, settings.bits)
     return Engine(
-        Runner(model, PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype)),
+        Runner(model, store),
         scheduler,
         tokenizer,
         context=_context(model.config, settings),
@@ -265,7 +266,7 @@ def _engine(
     )
 
 
-KV_BYTES = 4  # float32, the widest that pages are stored in: the promise holds for any dtype
+KV_BYTES = 4  # float32, the widest that pages of floats are stored in: the promise holds for any dtype
 
 
 def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: EngineSettings) -> PagePlan:
@@ -275,6 +276,7 @@ def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: E
         build(config).state_specs(),
         weights_bytes=loaded_bytes(checkpoint, dtype),
         bytes_per_value=KV_BYTES,
+        bits=settings.bits,
         page_size=settings.page_size,
         fraction=settings.memory_fraction,
         max_tokens=context * settings.max_requests,
@@ -283,7 +285,8 @@ def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: E
     if settings.context is not None and plan.num_tokens < context:
         raise ValueError(
             f"context {context} does not fit: memory holds the keys and values of {plan.num_tokens} tokens "
-            f"({plan.page_bytes // plan.page_size} bytes each); lower context or raise memory_fraction"
+            f"({plan.page_bytes // plan.page_size} bytes each); lower context, raise memory_fraction "
+            "or keep them in fewer bits (kv_bits)"
         )
     return plan
 

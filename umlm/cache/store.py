@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from umlm import kernels
 from umlm.cache.batch import Batch
+from umlm.cache.budget import FLOATS, KVBits
 from umlm.nn import LayerState, StateSpec
 
 FIRST_TOKENS = 1024
@@ -16,17 +17,21 @@ FIRST_TOKENS = 1024
 class PageStore:
     """The only holder of page arrays, which keeps writes in place.
 
-    Per layer: keys [num_pages * page_size, kv_heads, head_dim] and values [.., kv_heads, v_head_dim] in `dtype`.
+    Per layer: keys [num_pages * page_size, kv_heads, head_dim] and values [.., kv_heads, v_head_dim], in `dtype`, or
+    quantized to `bits` (kernels/quantized_pages.py).
     Token i of a request lies in slot page_ids[i // page_size] * page_size + i % page_size.
     The arrays begin small and double up to num_pages as higher page ids come into use, one layer at a time.
     """
 
-    def __init__(self, specs: Sequence[StateSpec], num_pages: int, page_size: int, dtype: mx.Dtype) -> None:
+    def __init__(
+        self, specs: Sequence[StateSpec], num_pages: int, page_size: int, dtype: mx.Dtype, bits: KVBits = FLOATS
+    ) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.allocated = min(num_pages, max(1, FIRST_TOKENS // page_size))
         slots = self.allocated * page_size
-        self.keys = [mx.zeros((slots, spec.num_kv_heads, spec.head_dim), dtype) for spec in specs]
-        self.values = [mx.zeros((slots, spec.num_kv_heads, spec.v_head_dim), dtype) for spec in specs]
+        empty = kernels.empty_pages
+        self.keys = [empty(slots, spec.num_kv_heads, spec.head_dim, dtype, bits.keys) for spec in specs]
+        self.values = [empty(slots, spec.num_kv_heads, spec.v_head_dim, dtype, bits.values) for spec in specs]
 
     def states(self, batch: Batch) -> list[LayerState]:
         """One state per layer for one call of the model on this batch."""
@@ -46,7 +51,7 @@ class PageStore:
         more = (allocated - self.allocated) * self.page_size
         for arrays in (self.keys, self.values):
             for layer, pages in enumerate(arrays):
-                arrays[layer] = mx.concatenate([pages, mx.zeros((more, *pages.shape[1:]), pages.dtype)])
+                arrays[layer] = kernels.more_pages(pages, more)
                 # one array at a time, so that never more than one is in memory twice
                 mx.eval(arrays[layer])
         self.allocated = allocated

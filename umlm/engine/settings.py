@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from umlm.cache.budget import KV_BITS, KVBits
 from umlm.options import check, option
 
 
@@ -19,6 +20,7 @@ class EngineSettings:
     max_chunk: int | None = option(None, "most tokens of one prompt in one step", ge=1, unit="tokens")
     page_size: int = option(16, "tokens in one page of keys and values", choices=(16, 32))
     num_pages: int | None = option(None, "pages of keys and values; none takes what fits in memory", ge=1)
+    kv_bits: str | None = option(None, "bits of keys and values in pages; none keeps floats", choices=tuple(KV_BITS))
     memory_fraction: float = option(0.8, "share of the available memory to use", gt=0, le=1)
 
     def __post_init__(self) -> None:
@@ -27,3 +29,8 @@ class EngineSettings:
             raise ValueError(
                 f"token_budget must be at least max_requests ({self.max_requests}), not {self.token_budget}"
             )
+
+    @property
+    def bits(self) -> KVBits:
+        """What kv_bits says."""
+        return KV_BITS[self.kv_bits or "none"]

@@ -10,33 +10,39 @@ from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
 from umlm.kernels.paged_attention import PageTable, paged_attention, write_pages
 from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
+from umlm.kernels.quantized_pages import KeptPages, QuantizedPages, empty_pages, more_pages, row_bytes
 from umlm.kernels.rope import rope
 from umlm.kernels.sampling import sample_rows
 
 __all__ = [
     "ACTIVATIONS",
     "Format",
+    "KeptPages",
     "Norm",
     "Packed",
     "PageTable",
     "Pages",
     "Projection",
+    "QuantizedPages",
     "activation",
     "attention",
     "attention_half",
     "check_settings",
     "dequantize",
     "embedding",
+    "empty_pages",
     "expert_matmul",
     "feed_forward_half",
     "gated_activation",
     "halves_serve",
     "matmul",
+    "more_pages",
     "paged_attention",
     "quantized_matmul",
     "report",
     "rms_norm",
     "rope",
+    "row_bytes",
     "sample_rows",
     "write_pages",
 ]

@@ -17,8 +17,9 @@ import mlx.core as mx
 from umlm.kernels import cpu
 from umlm.kernels.backends import serving
 from umlm.kernels.packed import Packed
-from umlm.kernels.paged_attention import PageTable
+from umlm.kernels.paged_attention import PageTable, array_of, bits_of
 from umlm.kernels.quantized_matmul import CPU_BLOCKS
+from umlm.kernels.quantized_pages import KeptPages
 
 
 class Projection(NamedTuple):
@@ -39,12 +40,13 @@ class Norm(NamedTuple):
 class Pages(NamedTuple):
     """One layer's pages during one call, and what the new tokens of the packed row need of them.
 
-    keys, values  [num_slots, kv_heads, head_dim]; a half writes into them, in place while they have one owner
+    keys, values  floats [num_slots, kv_heads, head_dim] or quantized; a half writes into them, in place while they
+                  have one owner
     positions, lengths, slots  int32 [T], as in cache/batch.py
     """
 
-    keys: mx.array
-    values: mx.array
+    keys: KeptPages
+    values: KeptPages
     positions: mx.array
     lengths: mx.array
     slots: mx.array
@@ -61,7 +63,7 @@ def halves_serve() -> bool:
 def feed_forward_half(
     norm: Norm, gate: Projection, up: Projection, down: Projection, activation: str, post: Norm | None
 ) -> Any:
-    """A callable x float32 [..., hidden] -> y, made once per layer; None where a matrix has no kernel."""
+    """A callable x [..., hidden] of any float dtype -> y, made once per layer; None where a matrix has no kernel."""
     weights = [_weights(projection) for projection in (gate, up, down)]
     if None in weights:
         return None
@@ -85,7 +87,7 @@ def attention_half(
     k_norm: Norm | None,
     post: Norm | None,
 ) -> Any:
-    """A callable (x float32 [1, T, hidden], inv_freq or None, Pages) -> y; None where a matrix has no kernel.
+    """A callable (x [1, T, hidden] of any float dtype, inv_freq or None, Pages) -> y; None where a matrix has no kernel.
 
     projections: q, k and v, or one whose rows are these one after another.
     """
@@ -114,11 +116,13 @@ def attention_half(
             x,
             pages.positions,
             inv_freq,
-            pages.keys,
-            pages.values,
+            array_of(pages.keys),
+            array_of(pages.values),
             pages.slots,
             pages.table.compiled,
             pages.page_size,
+            bits_of(pages.keys),
+            bits_of(pages.values),
         )
 
     return run

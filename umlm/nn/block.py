@@ -45,7 +45,7 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def __call__(self, x: mx.array, state: LayerState) -> mx.array:
-        fuses = state.pages is not None and x.dtype == mx.float32 and kernels.halves_serve()
+        fuses = state.pages is not None and kernels.halves_serve()
         return self._mlp(self._attention(x, state, fuses), fuses)
 
     def _attention(self, x: mx.array, state: LayerState, fuses: bool) -> mx.array:

@@ -14,6 +14,7 @@ struct Kernels {
   QuantizedKernels quantized;
   RowKernels rows;
   RopeKernels rope;
+  PageKernels pages;
   AttentionKernels attention;
   DenseKernels dense;
   SamplingKernels sampling;

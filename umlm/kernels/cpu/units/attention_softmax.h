@@ -12,7 +12,6 @@ inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
 // exp of lanes that are 0 or less, or NaN; 0 below e^-86, which spares the processor subnormal numbers
 inline Lanes exp_below(Lanes x) {
-  typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
   const Lanes z = x < -86.0f ? Lanes{} - 86.0f : x, scaled = z * 1.44269504f;
 #if defined(__AVX512F__)
   const Integers n = (Integers)_mm512_cvtps_epi32((__m512)scaled);

@@ -7,6 +7,7 @@
 #include "units/rope_generic.h"
 #include "units/attention_tiles.h"
 #include "units/attention_softmax.h"
+#include "units/page_rows.h"
 #include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
@@ -21,6 +22,7 @@ const Kernels& kernels_avx2() {
       avx2::quantized_kernels,
       avx2::row_kernels,
       avx2::rope_kernels,
+      avx2::page_kernels,
       avx2::attention_kernels,
       avx2::dense_kernels,
       avx2::sampling_kernels,

@@ -7,6 +7,7 @@
 #include "units/rope_generic.h"
 #include "units/attention_tiles.h"
 #include "units/attention_softmax.h"
+#include "units/page_rows.h"
 #include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
@@ -31,6 +32,7 @@ const Kernels& kernels_avx512() {
       avx512::vnni::quantized_kernels,
       avx512::row_kernels,
       avx512::rope_kernels,
+      avx512::page_kernels,
       avx512::attention_kernels,
       avx512::dense_kernels,
       avx512::sampling_kernels,

@@ -7,6 +7,7 @@
 #include "units/rope_generic.h"
 #include "units/attention_tiles.h"
 #include "units/attention_softmax.h"
+#include "units/page_rows.h"
 #include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
@@ -21,6 +22,7 @@ const Kernels& kernels_baseline() {
       baseline::quantized_kernels,
       baseline::row_kernels,
       baseline::rope_kernels,
+      baseline::page_kernels,
       baseline::attention_kernels,
       baseline::dense_kernels,
       baseline::sampling_kernels,
