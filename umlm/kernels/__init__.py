@@ -4,7 +4,18 @@ from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
 from umlm.kernels.attention import attention
 from umlm.kernels.backends import check_settings, report
 from umlm.kernels.experts import expert_matmul
-from umlm.kernels.halves import Norm, Pages, Projection, attention_half, feed_forward_half, halves_serve
+from umlm.kernels.halves import (
+    AttentionHalf,
+    BlockStack,
+    Norm,
+    Pages,
+    Projection,
+    StackPages,
+    attention_half,
+    feed_forward_half,
+    halves_serve,
+    watch,
+)
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
@@ -16,6 +27,8 @@ from umlm.kernels.sampling import sample_rows
 
 __all__ = [
     "ACTIVATIONS",
+    "AttentionHalf",
+    "BlockStack",
     "Format",
     "KeptPages",
     "Norm",
@@ -24,6 +37,7 @@ __all__ = [
     "Pages",
     "Projection",
     "QuantizedPages",
+    "StackPages",
     "activation",
     "attention",
     "attention_half",
@@ -44,5 +58,6 @@ __all__ = [
     "rope",
     "row_bytes",
     "sample_rows",
+    "watch",
     "write_pages",
 ]

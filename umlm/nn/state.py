@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
-from umlm.kernels import Pages, attention, row_bytes
+from umlm.kernels import Pages, StackPages, attention, row_bytes
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class LayerState(Protocol):
         Returns [B, T, H, Dv]. B is 1 for packed rows.
         """
         ...
+
+
+class LayerStates(Sequence[LayerState]):
+    """One state per layer, and the pages of all of them for operations that go through all layers by themselves."""
+
+    pages: StackPages
 
 
 class DenseState:

@@ -26,6 +26,7 @@ NB_MODULE(_ext, m) {
   umlm::bind_dense(m);
   umlm::bind_halves(m);
   umlm::bind_attention_half(m);
+  umlm::bind_block_stack(m);
   umlm::bind_embedding(m);
   umlm::bind_quantized(m);
   umlm::bind_experts(m);

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "primitives/bind.h"
+#include "primitives/blocks.h"
 #include "primitives/halves.h"
 #include "primitives/pages.h"
 
@@ -237,7 +238,7 @@ class AttendHalfPrimitive : public CpuPrimitive {
 };
 
 // Made once per layer.
-class AttentionHalf {
+class AttentionHalf : public AttentionOperation {
  public:
   AttentionHalf(const Norm& norm, const std::vector<Weights>& projections, const Weights& o, int64_t heads,
                 int64_t kv_heads, int64_t head_dim, float scale, float rope_scale, int64_t window, float softcap,
@@ -247,30 +248,34 @@ class AttentionHalf {
     make_attend(shape, norm, o, scale, window, softcap, post);
   }
 
-  // x [1, T, columns] of any float type; keys and values, of so many bits or 0 for floats, become the written pages, in place
-  // where it can be.
   mx::array operator()(const mx::array& x, const mx::array& positions, const std::optional<mx::array>& inv_freq,
                        mx::array& keys, mx::array& values, const mx::array& slots, std::shared_ptr<PageTable> table,
                        int64_t page_size, int k_bits, int v_bits, mx::StreamOrDevice s) const {
+    return apply(x, inv_freq, keys, values, {positions, slots, std::move(table), page_size, k_bits, v_bits},
+                 mx::to_stream(s));
+  }
+
+  mx::array apply(const mx::array& x, const std::optional<mx::array>& inv_freq, mx::array& keys, mx::array& values,
+                  const PagesOfCall& call, mx::Stream stream) const override {
     type_of(x.dtype());  // refuses others
-    if (positions.dtype() != mx::int32 || slots.dtype() != mx::int32) {
+    if (call.positions.dtype() != mx::int32 || call.slots.dtype() != mx::int32) {
       throw std::invalid_argument("a fused half takes int32 positions and slots");
     }
-    table->check(x.shape(-2), std::min(keys.shape(0), values.shape(0)), page_size);
+    call.table->check(x.shape(-2), std::min(keys.shape(0), values.shape(0)), call.page_size);
     const HeadShape& heads = qkv_->heads;
-    const KeptRows k = kept_rows(keys, k_bits, heads.head_dim), v = kept_rows(values, v_bits, heads.head_dim);
-    const mx::Stream stream = mx::to_stream(s);
-    const mx::array qkv = project_qkv(x, positions, inv_freq, stream);
+    const KeptRows k = kept_rows(keys, call.k_bits, heads.head_dim);
+    const KeptRows v = kept_rows(values, call.v_bits, heads.head_dim);
+    const mx::array qkv = project_qkv(x, call.positions, inv_freq, stream);
     const int64_t tokens = x.shape(-2), q_size = tokens * heads.q_width(), k_size = tokens * heads.kv_width();
-    write_rows(keys, slots, qkv, k, heads.kv_heads, heads.head_dim, q_size, stream);
-    write_rows(values, slots, qkv, v, heads.kv_heads, heads.head_dim, q_size + k_size, stream);
+    write_rows(keys, call.slots, qkv, k, heads.kv_heads, heads.head_dim, q_size, stream);
+    write_rows(values, call.slots, qkv, v, heads.kv_heads, heads.head_dim, q_size + k_size, stream);
     auto inputs = attend_inputs_;
     inputs[AttendHalfPrimitive::kX] = x;
     inputs[AttendHalfPrimitive::kQkv] = qkv;
     inputs[AttendHalfPrimitive::kKeys] = keys;
     inputs[AttendHalfPrimitive::kValues] = values;
-    inputs[AttendHalfPrimitive::kPositions] = positions;
-    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, std::move(table), page_size, k, v);
+    inputs[AttendHalfPrimitive::kPositions] = call.positions;
+    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, call.table, call.page_size, k, v);
     return mx::array(x.shape(), x.dtype(), primitive, std::move(inputs));
   }
 
@@ -332,7 +337,8 @@ class AttentionHalf {
 void bind_attention_half(nanobind::module_& m) {
   using namespace nanobind::literals;
   namespace nb = nanobind;
-  nb::class_<AttentionHalf>(m, "AttentionHalf")
+  nb::class_<AttentionOperation>(m, "AttentionOperation");
+  nb::class_<AttentionHalf, AttentionOperation>(m, "AttentionHalf")
       .def(nb::init<const Norm&, const std::vector<Weights>&, const Weights&, int64_t, int64_t, int64_t, float, float,
                     int64_t, float, const std::optional<Norm>&, const std::optional<Norm>&,
                     const std::optional<Norm>&>(),

@@ -8,6 +8,7 @@ namespace umlm {
 void bind_attention(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);
 void bind_attention_half(nanobind::module_& m);
+void bind_block_stack(nanobind::module_& m);
 void bind_halves(nanobind::module_& m);
 void bind_embedding(nanobind::module_& m);
 void bind_quantized(nanobind::module_& m);

@@ -7,6 +7,7 @@
 
 #include "primitives/activation.h"
 #include "primitives/bind.h"
+#include "primitives/blocks.h"
 #include "primitives/halves.h"
 
 namespace umlm {
@@ -87,7 +88,7 @@ class MlpHalfPrimitive : public CpuPrimitive {
 };
 
 // Made once per layer; called with x [..., columns] of any float type.
-class MlpHalf {
+class MlpHalf : public FeedForwardOperation {
  public:
   MlpHalf(const Norm& norm, const Weights& gate, const Weights& up, const Weights& down, const std::string& activation,
           const std::optional<Norm>& post) {
@@ -106,11 +107,13 @@ class MlpHalf {
     inputs_ = std::move(parts.inputs);
   }
 
-  mx::array operator()(const mx::array& x, mx::StreamOrDevice s) const {
+  mx::array operator()(const mx::array& x, mx::StreamOrDevice s) const { return apply(x, mx::to_stream(s)); }
+
+  mx::array apply(const mx::array& x, mx::Stream stream) const override {
     type_of(x.dtype());  // refuses others
     auto inputs = inputs_;
     inputs[0] = x;
-    return mx::array(x.shape(), x.dtype(), std::make_shared<MlpHalfPrimitive>(mx::to_stream(s), shape_),
+    return mx::array(x.shape(), x.dtype(), std::make_shared<MlpHalfPrimitive>(stream, shape_),
                      std::move(inputs));
   }
 
@@ -142,7 +145,8 @@ void bind_halves(nanobind::module_& m) {
   nb::class_<Weights>(m, "Weights");
   m.def("weights", &weights, "weight"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "layout"_a.none(),
         "group_size"_a, "columns"_a);
-  nb::class_<MlpHalf>(m, "MlpHalf")
+  nb::class_<FeedForwardOperation>(m, "FeedForwardOperation");
+  nb::class_<MlpHalf, FeedForwardOperation>(m, "MlpHalf")
       .def(nb::init<const Norm&, const Weights&, const Weights&, const Weights&, const std::string&,
                     const std::optional<Norm>&>(),
            "norm"_a, "gate"_a, "up"_a, "down"_a, "activation"_a, "post"_a.none())
