@@ -4,6 +4,7 @@ from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
 from umlm.kernels.attention import attention
 from umlm.kernels.backends import check_settings, report
 from umlm.kernels.experts import expert_matmul
+from umlm.kernels.gated_delta import gated_delta
 from umlm.kernels.halves import Norm, Pages, Projection, attention_half, feed_forward_half, halves_serve
 from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
@@ -12,6 +13,9 @@ from umlm.kernels.paged_attention import PageTable, paged_attention, write_pages
 from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
 from umlm.kernels.rope import rope
 from umlm.kernels.sampling import sample_rows
+from umlm.kernels.selective_scan import selective_scan
+from umlm.kernels.short_conv import short_conv
+from umlm.kernels.softmax import softmax
 
 __all__ = [
     "ACTIVATIONS",
@@ -30,6 +34,7 @@ __all__ = [
     "expert_matmul",
     "feed_forward_half",
     "gated_activation",
+    "gated_delta",
     "halves_serve",
     "matmul",
     "paged_attention",
@@ -38,5 +43,8 @@ __all__ = [
     "rms_norm",
     "rope",
     "sample_rows",
+    "selective_scan",
+    "short_conv",
+    "softmax",
     "write_pages",
 ]
