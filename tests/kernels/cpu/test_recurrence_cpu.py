@@ -100,14 +100,15 @@ def test_threads_change_nothing(threads: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_any_strides_are_read_right(isa: str, name: str) -> None:
-    """Tokens that lie apart, values that lie apart, and turned axes."""
+    """Tokens that lie apart or backwards, values that lie apart, and turned axes."""
     row = ROWS[name](np.random.default_rng(2), STARTS, mx.float16)
     expected = row.run()
     apart = {key: mx.repeat(array, 2, axis=0)[::2] for key, array in row.tokens.items()}
     spaced = {key: mx.repeat(array, 2, axis=-1)[..., 1::2] for key, array in row.tokens.items()}
     turned = {key: mx.contiguous(array.swapaxes(0, -1)).swapaxes(0, -1) for key, array in row.tokens.items()}
+    backwards = {key: mx.contiguous(array[::-1])[::-1] for key, array in row.tokens.items()}
     states = mx.repeat(row.states, 2, axis=-1)[..., ::2]
-    for tokens in (apart, spaced, turned):
+    for tokens in (apart, spaced, turned, backwards):
         for found, wanted in zip(replace(row, tokens=tokens, states=states).run(), expected, strict=True):
             assert_same_bits(found, wanted)
 

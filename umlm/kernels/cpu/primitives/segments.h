@@ -13,17 +13,20 @@ namespace umlm {
 // Tokens of x [T, ...]: where they lie, if the values of each lie together, or else a copy.
 class PackedRow {
  public:
-  explicit PackedRow(const mx::array& x) : type_(type_of(x.dtype())), stride_(x.shape(0) == 0 ? 0 : x.size() / x.shape(0)) {
+  explicit PackedRow(const mx::array& x) : type_(type_of(x.dtype())) {
     if (x.size() > 0 && together(x)) {
       base_ = x.data<uint8_t>();
       stride_ = x.strides(0);
     } else {
       copy_.emplace_back(x);
+      stride_ = x.size() == 0 ? 0 : x.size() / x.shape(0);
     }
   }
 
   // To be called where the kernel runs, when the input is computed.
-  TokenRows rows() const { return {copy_.empty() ? base_ : copy_[0].data(), type_, stride_}; }
+  TokenRows rows() const {
+    return {copy_.empty() ? base_ : copy_[0].data(), type_, stride_};
+  }
 
  private:
   static bool together(const mx::array& x) {
@@ -36,7 +39,7 @@ class PackedRow {
   }
 
   Type type_;
-  int64_t stride_;
+  int64_t stride_ = 0;
   const uint8_t* base_ = nullptr;
   std::vector<RowMajor> copy_;  // none, or one
 };

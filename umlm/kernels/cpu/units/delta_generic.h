@@ -46,9 +46,10 @@ inline void take_token(const GatedDelta& a, int64_t token, int64_t head, const D
   }
   const float* decay = a.log_decay + (token * a.v_heads + head) * (a.per_channel ? dim : 1);
   if (a.per_channel) {
-    for (int64_t i = 0; i < dim; ++i) t.decay[i] = exp(decay[i]);
+    widen(decay, Type::f32, dim, t.decay);
+    for (int64_t i = 0; i < dim; i += kLanes) put(t.decay + i, exp_lanes(get(t.decay + i)));
   } else {
-    const float factor = exp(*decay);
+    const float factor = exp_lanes(spread(*decay))[0];
     for (int64_t i = 0; i < dim; ++i) t.decay[i] = factor;
   }
   for (int64_t i = 0; i < dim; ++i) t.read[i] = t.key[i] * t.decay[i];

@@ -22,28 +22,20 @@ inline ScanRows rows_of(const SelectiveScan& a, int64_t first) {
 
 // exp(dt a) of a token's rows: a factor each, or one for each place of a row's state; what is beyond is 1.
 inline void take_decays(const SelectiveScan& a, const ScanRows& rows, const float* dt, float* decays) {
-  const int64_t width = a.per_place ? a.padded : 1, count = a.per_place ? a.size : 1;
+  if (!a.per_place) {
+    for (int64_t r = 0; r < kScanRows; ++r) decays[r] = r < rows.count ? dt[rows.heads[r]] * a.a[rows.heads[r]] : 0;
+    for (int64_t r = 0; r < kScanRows; r += kLanes) put(decays + r, exp_lanes(get(decays + r)));
+    return;
+  }
   for (int64_t r = 0; r < rows.count; ++r) {
-    const float* from = a.a + rows.heads[r] * count;
-    const float step = dt[rows.heads[r]];
-    for (int64_t n = 0; n < count; ++n) decays[r * width + n] = step * from[n];
-    for (int64_t n = count; n < width; ++n) decays[r * width + n] = 0;
+    const float* from = a.a + rows.heads[r] * a.size;
+    const Lanes step = spread(dt[rows.heads[r]]);
+    for (int64_t n = 0; n < a.padded; n += kLanes) {
+      const int64_t left = a.size - n;
+      const Lanes rates = left >= kLanes ? get(from + n) : left > 0 ? load_part<Type::f32>(from, n, left) : Lanes{};
+      put(decays + r * a.padded + n, exp_lanes(step * rates));
+    }
   }
-  for (int64_t i = 0; i < rows.count * width; ++i) decays[i] = exp(decays[i]);
-}
-
-// One row and token: the state after it goes to `to`, which may be `from`. Returns the lanes' sums of state * c.
-template <bool kPerPlace>
-inline Lanes scan_step(const float* from, float* to, int64_t size, const float* decay, float input, const float* b,
-                       const float* c) {
-  Lanes sum = {};
-  for (int64_t n = 0; n < size; n += kLanes) {
-    const Lanes factor = kPerPlace ? get(decay + n) : spread(*decay);
-    const Lanes state = fused(spread(input), get(b + n), held(factor * get(from + n)));
-    put(to + n, state);
-    sum = fused(state, get(c + n), sum);
-  }
-  return sum;
 }
 
 struct ScanToken {
@@ -52,17 +44,37 @@ struct ScanToken {
   float* values;  // x of the rows, then their outputs
 };
 
+// kRows rows of one group: the states after the token go to `to`, which may be `from`; sums over lanes of state * c.
+template <bool kPerPlace, int kRows>
+inline void scan_step(const SelectiveScan& a, const ScanRows& rows, const ScanToken& t, int64_t first, Columns from,
+                      Columns to, Lanes* sums) {
+  const int64_t width = kPerPlace ? a.padded : 1, group = rows.groups[first] * a.padded;
+  const float *decay = t.decays + first * width, *b = t.b + group, *c = t.c + group;
+  const float* old = from.data + first * from.stride;
+  float* next = to.data + first * to.stride;
+  Lanes input[kRows], sum[kRows] = {};
+  for (int i = 0; i < kRows; ++i) input[i] = spread(t.dt[rows.heads[first + i]] * t.values[first + i]);
+  for (int64_t n = 0; n < a.padded; n += kLanes) {
+    const Lanes taken = get(b + n), read = get(c + n);
+    for (int i = 0; i < kRows; ++i) {
+      const Lanes factor = kPerPlace ? get(decay + i * width + n) : spread(decay[i]);
+      const Lanes state = fused(input[i], taken, held(factor * get(old + i * from.stride + n)));
+      put(next + i * to.stride + n, state);
+      sum[i] = fused(state, read, sum[i]);
+    }
+  }
+  for (int i = 0; i < kRows; ++i) sums[i] = sum[i];
+}
+
 template <bool kPerPlace>
 void scan_token(const SelectiveScan& a, const ScanRows& rows, const ScanToken& t, Columns from, Columns to) {
-  const int64_t width = kPerPlace ? a.padded : 1;
   for (int64_t first = 0; first < rows.count; first += 4) {
     Lanes sums[4] = {};
     const int64_t count = rows.count - first < 4 ? rows.count - first : 4;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t r = first + i, group = rows.groups[r] * a.padded;
-      sums[i] = scan_step<kPerPlace>(from.data + r * from.stride, to.data + r * to.stride, a.padded,
-                                     t.decays + r * width, t.dt[rows.heads[r]] * t.values[r], t.b + group,
-                                     t.c + group);
+    if (count == 4 && rows.groups[first] == rows.groups[first + 3]) {
+      scan_step<kPerPlace, 4>(a, rows, t, first, from, to, sums);
+    } else {
+      for (int64_t i = 0; i < count; ++i) scan_step<kPerPlace, 1>(a, rows, t, first + i, from, to, sums + i);
     }
     float out[4];
     sum_lanes(sums[0], sums[1], sums[2], sums[3], out);
