@@ -165,6 +165,21 @@ def test_strong_decay_forgets_and_none_keeps(isa: str, name: str) -> None:
         np.testing.assert_array_equal(wide(states), factor * wide(row.states))
 
 
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_decays_are_near_at_every_input(isa: str, name: str) -> None:
+    """Each value by itself: states of ones that take up nothing become exp(A), by place or by head."""
+    logs = np.concatenate([np.linspace(-85, 85, 1999), -np.logspace(-30, 1, 99), [88.7, -0.0]]).astype(np.float32)
+    A = np.concatenate([logs, np.array([-np.inf, -1e30, -104, 89, 1e30, np.inf, np.nan], np.float32)])
+    sizes = {"channels": 1, "size": len(A)} if name == "mamba" else {"heads": len(A), "groups": 1, "size": 1}
+    row = ROWS[name](np.random.default_rng(9), [0, 1], **sizes)
+    tokens = {**row.tokens, "dt": mx.ones_like(row.tokens["dt"]), "B": mx.zeros_like(row.tokens["B"])}
+    shared = {**row.shared, "A": mx.array(A).reshape(row.shared["A"].shape)}
+    _, states = replace(row, tokens=tokens, shared=shared, states=mx.ones(row.states.shape)).run()
+    found = wide(states).reshape(len(A), -1)[:, 0]
+    np.testing.assert_allclose(found[: len(logs)], np.exp(logs.astype(np.float64)), rtol=3e-7)
+    np.testing.assert_array_equal(found[len(logs) :], [0, 0, 0, np.inf, np.inf, np.inf, np.nan])
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_the_old_states_are_left_alone(name: str) -> None:
     row = ROWS[name](np.random.default_rng(8), STARTS)
