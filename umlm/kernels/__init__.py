@@ -4,6 +4,7 @@ from umlm.kernels.activation import ACTIVATIONS, activation, gated_activation
 from umlm.kernels.attention import attention
 from umlm.kernels.backends import check_settings, report
 from umlm.kernels.experts import expert_matmul
+from umlm.kernels.gated_delta import gated_delta
 from umlm.kernels.halves import (
     AttentionHalf,
     BlockStack,
@@ -24,6 +25,9 @@ from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmu
 from umlm.kernels.quantized_pages import KeptPages, QuantizedPages, empty_pages, more_pages, row_bytes
 from umlm.kernels.rope import rope
 from umlm.kernels.sampling import sample_rows
+from umlm.kernels.selective_scan import selective_scan
+from umlm.kernels.short_conv import short_conv
+from umlm.kernels.softmax import softmax
 
 __all__ = [
     "ACTIVATIONS",
@@ -48,6 +52,7 @@ __all__ = [
     "expert_matmul",
     "feed_forward_half",
     "gated_activation",
+    "gated_delta",
     "halves_serve",
     "matmul",
     "more_pages",
@@ -58,6 +63,9 @@ __all__ = [
     "rope",
     "row_bytes",
     "sample_rows",
+    "selective_scan",
+    "short_conv",
+    "softmax",
     "watch",
     "write_pages",
 ]

@@ -87,7 +87,7 @@ class AttentionHalf(NamedTuple):
 
 
 class BlockStack:
-    """All blocks of a decoder, each a pair of its halves, as one call: what is saved is Python's part of every layer."""
+    """All blocks of a decoder, each a pair of halves, as one call: what is saved is Python's part of every layer."""
 
     def __init__(self, blocks: Sequence[tuple[AttentionHalf, Any]]) -> None:
         assert cpu.extension is not None

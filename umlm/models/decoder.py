@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from umlm.models.config import ModelConfig
 from umlm import kernels
+from umlm.models.config import ModelConfig
 from umlm.nn import Embedding, FusedStack, LayerState, LayerStates, Linear, RMSNorm, Rope, StateSpec
 from umlm.nn.state import DenseState
 

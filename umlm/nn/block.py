@@ -129,7 +129,9 @@ class FusedStack:
 
 
 def _stack(layers: list[nn.Module]) -> Callable[[mx.array, kernels.StackPages], mx.array] | None:
-    pairs = [layer.halves() if isinstance(layer, Block) and _calls(layer, Block) else (None, None) for layer in layers]
+    pairs: list[tuple[Any, Any]] = [
+        layer.halves() if isinstance(layer, Block) and _calls(layer, Block) else (None, None) for layer in layers
+    ]
     if any(None in pair for pair in pairs):
         return None
     stack = kernels.BlockStack(pairs)
