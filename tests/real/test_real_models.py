@@ -28,7 +28,7 @@ DECODED = 8  # tokens of it: the reference kernels expand K-quants in every step
 
 
 class Bounds(NamedTuple):
-    """Of the logits, in parts of their range; of the mean log likelihood; whether the ten likeliest keep their order."""
+    """Of the logits, in parts of their range; of the mean log likelihood; if the ten likeliest keep their order."""
 
     logits: float
     nll: float
