@@ -20,7 +20,7 @@ def test_a_sequence_gives_back_its_tail_first():
     assert pool.allocate(1) == pages[-1:]
 
 
-@pytest.mark.parametrize("twice", [[0, 0], [0], [99]])
+@pytest.mark.parametrize("twice", [[0, 0], [0], [3]])
 def test_freeing_what_is_not_owned_is_caught(twice):
     pool = PagePool(4, 16)
     pool.free(pool.allocate(1))

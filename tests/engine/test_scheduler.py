@@ -20,7 +20,9 @@ class Names:
         self.requests = {}
 
     def submit(self, name, num_tokens, max_tokens=1000):
-        request = Request(len(self.requests), [1] * num_tokens, SamplingParams(), num_tokens + max_tokens)
+        """Each has tokens of its own, so that no prefix is shared."""
+        number = len(self.requests)
+        request = Request(number, [100 + number] * num_tokens, SamplingParams(), num_tokens + max_tokens)
         self.requests[name] = request
         self.scheduler.submit(request)
         return request
@@ -149,15 +151,17 @@ def test_the_newest_is_preempted_and_nobody_is_admitted_then():
     assert (len(old.tokens), len(new.tokens)) == (10, 8)
 
 
-def test_a_preempted_request_computes_its_generated_tokens_again():
-    names = Names(scheduler(num_pages=4, page_size=4))
+@pytest.mark.parametrize(("prefix_cache", "again"), [(False, 8), (True, 4)])
+def test_a_preempted_request_computes_again_what_is_gone(prefix_cache, again):
+    """Its generated tokens too; with the prefix cache only the page that the other one took."""
+    names = Names(scheduler(num_pages=4, page_size=4, prefix_cache=prefix_cache))
     names.submit("old", 8, max_tokens=3)
     new = names.submit("new", 7, max_tokens=9)
     names.step()
     names.step()
     assert new.state is State.WAITING
     names.step()
-    assert names.step() == {"new": 8}
+    assert names.step() == {"new": again}
     assert new.num_generated == 2
 
 
@@ -179,7 +183,7 @@ def test_cancelled_between_plan_and_commit():
     plan, _ = names.plan()
     names.scheduler.cancel(request)
     assert names.scheduler.commit(plan, [5]) == []
-    assert (request.tokens, request.finish_reason) == ([1] * 20, "abort")
+    assert (request.tokens, request.finish_reason) == ([100] * 20, "abort")
     assert names.scheduler.pool.num_free == 8
     names.scheduler.cancel(request)
     assert request.finish_reason == "abort"

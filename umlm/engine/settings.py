@@ -19,6 +19,13 @@ class EngineSettings:
     max_chunk: int | None = option(None, "most tokens of one prompt in one step", ge=1, unit="tokens")
     page_size: int = option(16, "tokens in one page of keys and values", choices=(16, 32))
     num_pages: int | None = option(None, "pages of keys and values; none takes what fits in memory", ge=1)
+    prefix_cache: bool = option(True, "keep what was computed of prompts and answers, for those that begin alike")
+    admission: str = option(
+        "optimistic",
+        "begin requests while pages last and take them from the newest when they run out, or only with pages "
+        "for their greatest length",
+        choices=("optimistic", "guaranteed"),
+    )
     memory_fraction: float = option(0.8, "share of the available memory to use", gt=0, le=1)
 
     def __post_init__(self) -> None:
