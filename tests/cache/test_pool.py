@@ -49,3 +49,31 @@ def test_streams_in_a_pool_of_24576_tokens(length, streams):
         got += 1
     assert got == streams
     assert 24576 // 8192 == 3  # what contiguous slots of 8,192 tokens would hold
+
+
+def test_a_page_lives_until_its_last_owner_leaves():
+    pool = PagePool(4, 16)
+    pages = pool.allocate(2)
+    pool.share(pages[:1])
+    assert [pool.owners(page) for page in pages] == [2, 1]
+    pool.free(pages)
+    assert (pool.num_free, pool.owners(pages[0])) == (3, 1)
+    pool.free(pages[:1])
+    assert (pool.num_free, pool.num_idle) == (4, 0)
+
+
+def test_empty_pages_go_first_then_idle_ones_by_age_and_tails_first():
+    pool = PagePool(5, 16)
+    old, new = pool.allocate(2), pool.allocate(2)
+    pool.free(old, keep=old)
+    pool.free(new, keep=new)
+    assert (pool.num_free, pool.num_idle) == (5, 4)
+    assert pool.allocate(1) == [4]
+    pool.share(old[:1])
+    pool.free(old[:1], keep=old)  # used again: now the newest
+    assert pool.allocate(4) == [old[1], new[1], new[0], old[0]]
+
+
+def test_sharing_an_empty_page_is_caught():
+    with pytest.raises(AssertionError, match="page 2 is shared but empty"):
+        PagePool(4, 16).share([2])

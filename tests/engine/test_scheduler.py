@@ -1,41 +1,9 @@
 """The scheduler's decisions, step by step: fixed examples, fairness, preemption, refusal."""
 
 import pytest
+from names import Names, scheduler
 
-from umlm.cache.pool import PagePool
-from umlm.engine.params import SamplingParams
-from umlm.engine.request import Request, State
-from umlm.engine.scheduler import Scheduler
-
-
-def scheduler(num_pages=1000, page_size=16, **limits):
-    return Scheduler(PagePool(num_pages, page_size), **limits)
-
-
-class Names:
-    """Requests by name, and steps as {name: tokens}."""
-
-    def __init__(self, scheduler):
-        self.scheduler = scheduler
-        self.requests = {}
-
-    def submit(self, name, num_tokens, max_tokens=1000):
-        """Each has tokens of its own, so that no prefix is shared."""
-        number = len(self.requests)
-        request = Request(number, [100 + number] * num_tokens, SamplingParams(), num_tokens + max_tokens)
-        self.requests[name] = request
-        self.scheduler.submit(request)
-        return request
-
-    def plan(self):
-        plan = self.scheduler.plan()
-        names = {request: name for name, request in self.requests.items()}
-        return plan, {names[row.request]: row.num_tokens for row in plan.rows}
-
-    def step(self):
-        plan, shares = self.plan()
-        self.scheduler.commit(plan, [5] * len(plan.sampled))
-        return shares
+from umlm.engine.request import State
 
 
 def test_a_finished_request_makes_room_in_the_next_step():

@@ -139,4 +139,4 @@ def test_100_000_random_steps(part):
         hit += world.scheduler.prefixes.stats.hit
         evicted += world.scheduler.prefixes.stats.evicted
     assert taken >= WORLDS // 4 * STEPS
-    assert min(preempted, hit, deferred, evicted) > 200, "the steps must meet what they are about"
+    assert min(preempted, hit, deferred, evicted) > 100, "the steps must meet what they are about"

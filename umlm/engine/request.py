@@ -51,7 +51,7 @@ class Request:
     identity: Identity = ANYONE
     scored: bool = False
     num_prompt: int = field(init=False)
-    chain: Chain = field(init=False)
+    chain: Chain = field(init=False, repr=False)
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     indexed: int = 0
