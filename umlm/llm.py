@@ -183,6 +183,10 @@ class LLM:
             prompt, lambda tokens: {i: x[0] for i, x in self.model.hidden_states(tokens, wanted).items()}
         )
 
+    def forget_prefixes(self) -> None:
+        """Compute every prompt anew from here on: call it after changing the model's weights."""
+        self.engine.call(self.engine.scheduler.prefixes.renew)
+
     def close(self) -> None:
         """End all requests and the engine thread. May be called again."""
         self.engine.stop()

@@ -36,6 +36,7 @@ def test_an_empty_pool_is_refused(sizes):
 
 @pytest.mark.parametrize(("length", "pages", "idle"), [(100, 7, 0.107), (1638, 103, 0.0061), (3277, 205, 0.0009)])
 def test_idle_share_of_paged_sequences(length, pages, idle):
+    """G2 and G4: an 8,192-token slot that holds 100 tokens idles 98.8 %."""
     pool = PagePool(1, 16)
     assert pool.pages_for(length) == pages
     assert 1 - length / (pages * 16) == pytest.approx(idle, abs=6e-4)
@@ -43,6 +44,7 @@ def test_idle_share_of_paged_sequences(length, pages, idle):
 
 @pytest.mark.parametrize(("length", "streams"), [(1000, 24), (1024, 24), (1600, 15)])
 def test_streams_in_a_pool_of_24576_tokens(length, streams):
+    """G3."""
     pool = PagePool(24576 // 16, 16)
     got = 0
     while pool.allocate(pool.pages_for(length)) is not None:

@@ -7,7 +7,7 @@ from umlm.engine.request import State
 
 
 def test_a_finished_request_makes_room_in_the_next_step():
-    """At most 3 requests: A was prefilled, B has 4 tokens, C ends in the first step, D waits."""
+    """G11: at most 3 requests: A was prefilled, B has 4 tokens, C ends in the first step, D waits."""
     names = Names(scheduler(max_requests=3, token_budget=64))
     names.submit("B", 2)
     names.submit("C", 2, max_tokens=5)
@@ -31,6 +31,7 @@ def test_a_finished_request_makes_room_in_the_next_step():
     ],
 )
 def test_batch_of_4_with_12_tokens_a_step(chunked, steps):
+    """G12."""
     names = Names(scheduler(max_requests=4, token_budget=12, chunked=chunked))
     for number in range(1, 6):
         names.submit(f"R{number}", 5)
@@ -39,6 +40,7 @@ def test_batch_of_4_with_12_tokens_a_step(chunked, steps):
 
 @pytest.mark.parametrize("length", [1000, 1024])
 def test_24_streams_of_a_thousand_tokens_run_together(length):
+    """G3."""
     names = Names(scheduler(num_pages=24576 // 16, max_requests=64, token_budget=100_000))
     for number in range(30):
         names.submit(str(number), length, max_tokens=1)

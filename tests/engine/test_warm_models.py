@@ -32,6 +32,7 @@ class Bench:
         self.model = zoo_model.load_changed(name)
         mx.eval(self.model.parameters())
         self.tokens = zoo.CASES[name].tokens.tolist()
+        self._cold: dict[tuple[int, ...], list] = {}
 
     def engine(self, num_pages: int = 100, **limits: int) -> Engine:
         """An engine with empty pages."""
@@ -43,8 +44,11 @@ class Bench:
         return Engine(runner, scheduler, ByteTokenizer(), context=CONTEXT, vocab_size=size, thread=thread)
 
     def cold(self, prompt: list[int]) -> list:
-        """The answer of an engine that has seen nothing."""
-        return answers(self.engine(prefix_cache=False).submit(prompt, GREEDY))[0]
+        """The answer of an engine that has seen nothing, alone."""
+        key = tuple(prompt)
+        if key not in self._cold:
+            self._cold[key] = answers(self.engine(prefix_cache=False).submit(prompt, GREEDY))[0]
+        return self._cold[key]
 
 
 def answers(stream) -> dict[int, list]:
@@ -74,6 +78,16 @@ def test_warm_is_cold(bench: Bench) -> None:
     for prompt in prompts(bench):
         assert answers(engine.submit(prompt, GREEDY))[0] == bench.cold(prompt), f"{len(prompt)} tokens"
     assert engine.scheduler.prefixes.stats.hit >= 60
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_eight_together_are_cold(bench: Bench, chunk: int) -> None:
+    """Field case B02: mixed lengths in one row, whole and in chunks; some share a beginning, most do not."""
+    engine = bench.engine(token_budget=64, max_requests=8, max_chunk=chunk)
+    given = [[first, *bench.tokens[:length]] for first, length in enumerate((40, 2, 11, 1, 20, 5, 31))]
+    given.append(given[0][:24])
+    streams = engine.call(lambda: [engine.submit(prompt, GREEDY) for prompt in given])
+    assert [answers(stream)[0] for stream in streams] == [bench.cold(prompt) for prompt in given]
 
 
 def test_preempted_is_cold(bench: Bench) -> None:

@@ -45,7 +45,7 @@ class Miss(str, Enum):
     OFF = "off"  # prefix_cache is off
     SCORED = "scored"  # the log-probabilities of the prompt are wanted
     SHORT = "short"  # no full page before the last token, which is always computed
-    IDENTITY = "identity"  # the tokens are known for another adapter, scale or rope length
+    IDENTITY = "identity"  # the tokens are known for another adapter, scale, rope length or state of the model
     SALT = "salt"  # the tokens are known for another salt: for totals only, a request is told "unknown"
     EVICTED = "evicted"  # the next page was known, others needed its memory
     UNKNOWN = "unknown"  # nobody has computed these tokens
@@ -116,6 +116,7 @@ class PrefixIndex:
     ) -> None:
         self.pool, self.source, self.keep, self.length_kind = pool, source, keep, length_kind
         self.stats = PrefixStats()
+        self._generation = 0
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self._roots_of: dict[int, tuple[bytes, bytes]] = {}  # of pages that begin a sequence
@@ -129,7 +130,11 @@ class PrefixIndex:
 
     def chain(self, identity: Identity, num_prompt: int) -> Chain:
         """The digests of a new sequence."""
-        return Chain(self.source, identity, self.pool.page_size, num_prompt, self.length_kind)
+        return Chain(f"{self._generation} {self.source}", identity, self.pool.page_size, num_prompt, self.length_kind)
+
+    def renew(self) -> None:
+        """The model has changed: new sequences find nothing of what is known now; its pages go as memory is needed."""
+        self._generation += 1
 
     def depth(self, digests: Sequence[bytes], limit: int) -> int:
         """How many of the first `limit` pages of a chain are known."""

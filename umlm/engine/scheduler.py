@@ -248,6 +248,8 @@ class Scheduler:
     def _index_pages(self, request: Request) -> None:
         """Make the pages known that a request has filled."""
         full = min(request.computed, len(request.tokens)) // self.pool.page_size
+        if full == request.indexed:
+            return
         digests = request.chain.reach(request.tokens, full)
         self.prefixes.add(request.chain, request.pages, range(request.indexed, full))
         self._deferral.finish(request, digests[request.indexed : full])
