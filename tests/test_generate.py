@@ -250,3 +250,14 @@ def test_warnings_are_lines_on_stderr_unless_quiet(generate: Generate, sentence_
     assert quiet.err == ""
     assert loud.err.startswith("umlm generate: ") and loud.err.count("\n") == 1
     assert logging.getLogger("umlm").handlers == [], "the handler outlives the command"
+
+
+@pytest.mark.parametrize("bits", ["none", "8", "4", "k8v4"])
+def test_pages_of_few_bits(generate: Generate, bits: str) -> None:
+    assert generate("--prompt", "Hello", "--kv-bits", bits) == (0, SENTENCE + "\n", "")
+
+
+def test_bits_that_there_are_not_are_misuse(generate: Generate) -> None:
+    ended = generate("--prompt", "Hello", "--kv-bits", "5")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--kv-bits" in ended.err and "'5'" in ended.err and "k8v4" in ended.err

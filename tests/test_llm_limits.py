@@ -197,3 +197,21 @@ def test_a_name_that_is_no_model_is_refused(name: str, words: str) -> None:
 def test_an_unknown_dtype_is_refused(sentence_folder: Path) -> None:
     with pytest.raises(ValueError, match="dtype"):
         load(sentence_folder, dtype="int8")
+
+
+def test_quantized_pages_count_by_their_size(random_folder: Path) -> None:
+    """The plan, the page arrays and the promise are of one size; another setting gives other bytes."""
+    sizes = {}
+    for bits in (None, "none", "8", "k8v4", "4"):
+        with load(random_folder, kv_bits=bits) as llm:
+            store, plan = llm.engine.runner.store, llm.memory
+            assert store.nbytes == store.allocated * plan.page_bytes
+            sizes[bits] = plan.page_bytes
+            assert len(llm.generate("Hello", max_tokens=5, ignore_eos=True).token_ids) == 5
+    assert sizes[None] == sizes["none"] > sizes["8"] > sizes["k8v4"] > sizes["4"]
+
+
+@pytest.mark.parametrize("value", [8, "5", "k4", True])
+def test_kv_bits_out_of_range_are_named(random_folder: Path, value: Any) -> None:
+    with pytest.raises(ValueError, match="kv_bits must be"):
+        load(random_folder, kv_bits=value)

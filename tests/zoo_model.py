@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from safetensors.numpy import save_file
 
 from umlm.cache.batch import Batch
+from umlm.cache.budget import FLOATS, KVBits
 from umlm.cache.store import PageStore
 from umlm.models import Decoder, build, config_from_dict
 
@@ -72,9 +73,9 @@ class Run:
         return np.arange(self.done, min(self.done + chunk, len(self.tokens)))
 
 
-def paged(model: Decoder, runs: Sequence[Run]) -> list[np.ndarray]:
-    """Logits [T, V] of each run, computed together in packed rows over pages."""
-    store = PageStore(model.state_specs(), _give_pages(runs), PAGE_SIZE, mx.float32)
+def paged(model: Decoder, runs: Sequence[Run], bits: KVBits = FLOATS) -> list[np.ndarray]:
+    """Logits [T, V] of each run, computed together in packed rows over pages of float32 or of so many bits."""
+    store = PageStore(model.state_specs(), _give_pages(runs), PAGE_SIZE, mx.float32, bits)
     step = 0
     while any(run.done < len(run.tokens) for run in runs):
         rows = [(run, places) for run in runs if len(places := run.next(step))]

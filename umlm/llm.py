@@ -62,7 +62,7 @@ def load(
     dtype     of activations and float weights: "auto" (float32 on a CPU, else as stored), "float32", "float16",
               "bfloat16". Quantized matrices stay as they are.
     progress  bars on stderr; None: if it is a terminal
-    options   fields of EngineSettings: context, max_requests, memory_fraction, ...
+    options   fields of EngineSettings: context, max_requests, memory_fraction, kv_bits, ...
     Raises FileNotFoundError, ValueError or OSError with one line that says what to do.
     """
     kernels.check_settings()
@@ -264,8 +264,9 @@ def _engine(
     settings: EngineSettings,
     thread: EngineThread,
 ) -> Engine:
+    store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype, settings.bits)
     return Engine(
-        Runner(model, PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype)),
+        Runner(model, store),
         _scheduler(model, checkpoint, memory, settings),
         tokenizer,
         context=_context(model.config, settings),
@@ -284,12 +285,12 @@ def _scheduler(model: Decoder, checkpoint: Checkpoint, memory: PagePlan, setting
         prefix_cache=settings.prefix_cache,
         guaranteed=settings.admission == "guaranteed",
         parity=model.config.context_parity(sum(math.prod(shape) for shape in shapes)),
-        source=f"{checkpoint.path.resolve()} {model.dtype}",
+        source=f"{checkpoint.path.resolve()} {model.dtype} {settings.kv_bits}",
         length_kind=model.config.length_kind,
     )
 
 
-KV_BYTES = 4  # float32, the widest that pages are stored in: the promise holds for any dtype
+KV_BYTES = 4  # float32, the widest that pages of floats are stored in: the promise holds for any dtype
 
 
 def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: EngineSettings) -> PagePlan:
@@ -299,6 +300,7 @@ def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: E
         build(config).state_specs(),
         weights_bytes=loaded_bytes(checkpoint, dtype),
         bytes_per_value=KV_BYTES,
+        bits=settings.bits,
         page_size=settings.page_size,
         fraction=settings.memory_fraction,
         max_tokens=context * settings.max_requests,
@@ -307,7 +309,8 @@ def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: E
     if settings.context is not None and plan.num_tokens < context:
         raise ValueError(
             f"context {context} does not fit: memory holds the keys and values of {plan.num_tokens} tokens "
-            f"({plan.page_bytes // plan.page_size} bytes each); lower context or raise memory_fraction"
+            f"({plan.page_bytes // plan.page_size} bytes each); lower context, raise memory_fraction "
+            "or keep them in fewer bits (kv_bits)"
         )
     return plan
 

@@ -12,7 +12,7 @@ import numbers
 import reprlib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
@@ -210,13 +210,18 @@ def _words(hint: Any) -> str:
     return f"of type {origin.__name__}"
 
 
-def add_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup, cls: type) -> None:
-    """Add one flag per option. A flag that is not given sets nothing, so other sources can come between.
+def add_arguments(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, cls: type, only: Collection[str] | None = None
+) -> None:
+    """Add one flag per option, or per option that `only` names. A flag that is not given sets nothing, so other
+    sources can come between.
 
     Lists take the flag several times, mappings take KEY=VALUE several times, booleans have a --no- form, and numbers
     that may be None take the word none.
     """
     for item in options_of(cls):
+        if only is not None and item.name not in only:
+            continue
         common: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": _help(item)}
         kind, container = _scalar(item.hint)
         if container is Mapping:

@@ -40,6 +40,15 @@ def test_the_json_has_every_figure(capsys: pytest.CaptureFixture[str], random_fo
     assert (found["model"], found["rounds"], found["tokens"], found["peers"]) == (str(random_folder), 2, 5, [])
 
 
+def test_quantized_pages_are_measured_and_named(capsys: pytest.CaptureFixture[str], random_folder: Path) -> None:
+    words = [random_folder, "--prefill", "4", "--decode", "--batch", "--tokens", "3", "--rounds", "1"]
+    for bits in ("none", "k8v4"):
+        code, out, _ = run(capsys, *words, "--kv-bits", bits, "--json")
+        assert code == 0 and json.loads(out)["kv_bits"] == bits
+        _, out, _ = run(capsys, *words, "--kv-bits", bits)
+        assert ("KV bits    k8v4" in out.splitlines()) == (bits == "k8v4")
+
+
 def test_the_table_shows_them(capsys: pytest.CaptureFixture[str], random_folder: Path) -> None:
     code, out, err = run(capsys, random_folder, *SIZES)
     assert (code, err) == (0, "")

@@ -3,11 +3,22 @@
 import psutil
 import pytest
 
-from umlm.cache.budget import available_memory, cgroup_rest, kv_bytes_per_token, page_bytes, plan_pages
+from umlm.cache.budget import KV_BITS, KVBits, available_memory, cgroup_rest, kv_bytes_per_token, page_bytes, plan_pages
 from umlm.nn import AttentionSpec
 
 LARGE = [AttentionSpec(num_kv_heads=8, head_dim=128, v_head_dim=128)] * 80
 GIB = 2**30
+
+
+def test_quantized_pages_by_their_rows() -> None:
+    """Of 128 dims: 128 or 64 bytes of codes and 4 groups of 4 bytes; keys and values each by their own."""
+    row = {None: 256, 8: 144, 4: 80}
+    for keys, values in ((8, 8), (4, 4), (8, 4), (None, 8), (None, None)):
+        assert kv_bytes_per_token(LARGE, bits=KVBits(keys, values)) == 80 * 8 * (row[keys] + row[values])
+    assert KV_BITS["k8v4"] == KVBits(8, 4) and KV_BITS["none"] == KVBits(None, None)
+    plans = [plan_pages(LARGE, memory=64 * GIB, bits=bits) for bits in KV_BITS.values()]
+    assert [plan.page_bytes for plan in plans] == [16 * kv_bytes_per_token(LARGE, bits=b) for b in KV_BITS.values()]
+    assert [plan.num_pages for plan in plans] == [int(64 * GIB * 0.8) // plan.page_bytes for plan in plans]
 
 
 def test_bytes_of_an_80_layer_model():

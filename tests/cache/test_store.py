@@ -11,6 +11,7 @@ import zoo_model
 from zoo_model import Run, load_changed, paged, whole
 
 from umlm.cache.batch import Batch
+from umlm.cache.budget import FLOATS, KVBits, kv_bytes_per_token, page_bytes
 from umlm.cache.store import PageStore
 from umlm.models import Decoder
 from umlm.nn import AttentionSpec
@@ -97,6 +98,10 @@ def one_row(sequence: np.ndarray, pages: list[int], done: int, page_size: int) -
 SPEC = AttentionSpec(4, 64, 64)  # 1 KiB of float32 keys a token
 
 
+EVERY = {"float32": FLOATS, "8 bits": KVBits(8, 8), "4 bits": KVBits(4, 4)}
+every_kind = pytest.mark.parametrize("bits", EVERY.values(), ids=list(EVERY))
+
+
 def write_tokens(store: PageStore, pages: list[int], first: int, last: int) -> None:
     """Decode tokens first .. last: key and value of token i are full of i."""
     for place in range(first, last + 1):
@@ -108,36 +113,64 @@ def write_tokens(store: PageStore, pages: list[int], first: int, last: int) -> N
             np.testing.assert_allclose(np.array(out), place / 2, rtol=1e-6)
 
 
-def test_a_decode_step_copies_no_pages() -> None:
-    """Two layers of 64 MiB each for keys and for values; the highest use beyond them stays below 1 MiB."""
-    store = PageStore([SPEC, SPEC], 4096, 16, mx.float32)
+@every_kind
+def test_a_decode_step_copies_no_pages(bits: KVBits) -> None:
+    """Two layers of many MiB each for keys and for values; the highest use beyond them stays below 1 MiB."""
+    store = PageStore([SPEC, SPEC], 4096, 16, mx.float32, bits)
     write_tokens(store, [4095, 9], 0, 0)
-    assert store.nbytes == 256 * MIB
+    assert store.nbytes == 65536 * kv_bytes_per_token([SPEC, SPEC], 4, bits) >= 40 * MIB
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     write_tokens(store, [4095, 9], 1, 18)
     assert mx.get_peak_memory() - before < MIB
 
 
-def test_pages_grow_with_their_use_and_keep_what_they_hold() -> None:
-    store = PageStore([SPEC], 4096, 16, mx.float32)
-    small = store.nbytes
-    assert small < 8 * MIB
+@every_kind
+def test_pages_grow_with_their_use_and_keep_what_they_hold(bits: KVBits) -> None:
+    store = PageStore([SPEC], 4096, 16, mx.float32, bits)
+    small, most = store.nbytes, page_bytes([SPEC], 16, 4, bits) * 4096
+    assert small < most / 16
     pages = [0, 300, 1, 4095]
     write_tokens(store, pages[:1], 0, 15)
     assert store.nbytes == small
     write_tokens(store, pages[:2], 16, 31)
-    assert small < store.nbytes < 64 * MIB
+    assert small < store.nbytes < most / 2
     write_tokens(store, pages, 32, 60)
-    assert store.nbytes == 128 * MIB
+    assert store.nbytes == most
 
 
-def test_growing_holds_one_array_twice_at_most() -> None:
-    store = PageStore([SPEC] * 4, 1024, 16, mx.float32)
+@every_kind
+def test_growing_holds_one_array_twice_at_most(bits: KVBits) -> None:
+    store = PageStore([SPEC] * 4, 1024, 16, mx.float32, bits)
     write_tokens(store, [0], 0, 0)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     write_tokens(store, [0, 1023], 1, 16)
+    one = store.nbytes // 8
     grown = mx.get_active_memory() - before
-    assert grown <= 8 * 16 * MIB
-    assert mx.get_peak_memory() - before < grown + 17 * MIB
+    assert grown <= 8 * one
+    assert mx.get_peak_memory() - before < grown + one + MIB
+
+
+def test_a_layer_may_keep_keys_and_values_apart() -> None:
+    store = PageStore([AttentionSpec(2, 80, 48)], 8, 4, mx.bfloat16, KVBits(None, 4))
+    assert store.keys[0].dtype == mx.bfloat16 and store.keys[0].shape == (32, 2, 80)
+    assert store.values[0].rows.shape == (32, 2, 32) and store.values[0].bits == 4
+    assert store.nbytes == 32 * 2 * (160 + 32)
+
+
+BITS = {"8": (KVBits(8, 8), 0.02), "k8v4": (KVBits(8, 4), 0.2), "4": (KVBits(4, 4), 0.4)}
+
+
+@pytest.mark.parametrize("kind", BITS)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
+def test_quantized_pages_give_the_same_bits_in_any_company_and_chunks(name: str, kind: str) -> None:
+    """Sequences packed in random chunks, each against itself alone; and not far from the whole computation."""
+    model, rng, (bits, near) = zoo_model.load_case(name), np.random.default_rng(1), BITS[kind]
+    sequences = [tokens(model, count, count) for count in (1, 15, 17, 41)]
+    runs = [Run(sequence, len(sequence), rng.integers(1, 9, 50).tolist()) for sequence in sequences]
+    for found, sequence in zip(paged(model, runs, bits), sequences, strict=True):
+        alone = paged(model, [Run(sequence, len(sequence), [len(sequence)])], bits)[0]
+        np.testing.assert_array_equal(found, alone)
+        exact = whole(model, sequence)
+        assert 0 < np.abs(found - exact).max() < near * np.ptp(exact)

@@ -6,6 +6,7 @@ import pytest
 import zoo_model
 from fakes import ByteTokenizer
 
+from umlm.cache.budget import FLOATS, KV_BITS
 from umlm.cache.pool import PagePool
 from umlm.cache.store import PageStore
 from umlm.engine.engine import Engine
@@ -26,8 +27,8 @@ def engine_of(request):
     model = thread.call(zoo_model.load_changed, request.param)
     size = model.config.vocab_size
 
-    def make(num_pages, page_size, **limits):
-        store = thread.call(PageStore, model.state_specs(), num_pages, page_size, mx.float32)
+    def make(num_pages, page_size, bits=FLOATS, **limits):
+        store = thread.call(PageStore, model.state_specs(), num_pages, page_size, mx.float32, bits)
         scheduler = Scheduler(PagePool(num_pages, page_size), **limits)
         runner = Runner(model, store)
         return Engine(runner, scheduler, ByteTokenizer(), context=64, vocab_size=size, thread=thread)
@@ -50,19 +51,28 @@ def dense(model, prompt):
     return tokens[len(prompt) :]
 
 
+def paged(model, prompt, bits):
+    """Greedy tokens of one sequence, each from the whole of it in fresh pages of so many bits."""
+    tokens = list(prompt)
+    for _ in range(NEW):
+        run = zoo_model.Run(np.array(tokens), len(tokens), [len(tokens)])
+        tokens.append(int(zoo_model.paged(model, [run], bits)[0][-1].argmax()))
+    return tokens[len(prompt) :]
+
+
 def answer(stream):
     return [token for chunk in stream for token in chunk.token_ids]
 
 
-@pytest.mark.parametrize(
-    ("num_pages", "page_size", "limits"),
-    [
-        (100, 4, {"token_budget": 64, "max_requests": 8}),  # all together, whole prompts
-        (100, 4, {"token_budget": 5, "max_requests": 4}),  # small chunks
-        (100, 16, {"token_budget": 64, "max_requests": 1}),  # one after the other
-        (40, 1, {"token_budget": 24, "max_requests": 8, "max_chunk": 3}),  # preempted on the way
-    ],
-)
+COMPANY = [
+    (100, 4, {"token_budget": 64, "max_requests": 8}),  # all together, whole prompts
+    (100, 4, {"token_budget": 5, "max_requests": 4}),  # small chunks
+    (100, 16, {"token_budget": 64, "max_requests": 1}),  # one after the other
+    (40, 1, {"token_budget": 24, "max_requests": 8, "max_chunk": 3}),  # preempted on the way
+]
+
+
+@pytest.mark.parametrize(("num_pages", "page_size", "limits"), COMPANY)
 def test_greedy_tokens_do_not_depend_on_who_else_runs_or_on_chunks(engine_of, num_pages, page_size, limits):
     """Cases B01 and B13."""
     engine = engine_of(num_pages, page_size, **limits)
@@ -70,6 +80,17 @@ def test_greedy_tokens_do_not_depend_on_who_else_runs_or_on_chunks(engine_of, nu
     streams = [engine.submit(prompt, SamplingParams(max_tokens=NEW)) for prompt in given]
     got = [answer(stream) for stream in streams]
     assert got == [engine.call(dense, engine.runner.model, prompt) for prompt in given]
+
+
+@pytest.mark.parametrize("kind", ["8", "4", "k8v4"])
+@pytest.mark.parametrize(("num_pages", "page_size", "limits"), COMPANY)
+def test_greedy_tokens_with_quantized_pages_are_those_alone(engine_of, num_pages, page_size, limits, kind):
+    """Together, in chunks, and computed again after preemption: the same pages, so the same tokens."""
+    engine = engine_of(num_pages, page_size, KV_BITS[kind], **limits)
+    given = prompts(engine.vocab_size)
+    streams = [engine.submit(prompt, SamplingParams(max_tokens=NEW)) for prompt in given]
+    got = [answer(stream) for stream in streams]
+    assert got == [engine.call(paged, engine.runner.model, prompt, KV_BITS[kind]) for prompt in given]
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_together(engine_of):

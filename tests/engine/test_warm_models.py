@@ -11,6 +11,7 @@ import zoo
 import zoo_model
 from fakes import ByteTokenizer
 
+from umlm.cache.budget import FLOATS, KVBits
 from umlm.cache.pool import PagePool
 from umlm.cache.store import PageStore
 from umlm.engine.engine import Engine
@@ -32,22 +33,22 @@ class Bench:
         self.model = zoo_model.load_changed(name)
         mx.eval(self.model.parameters())
         self.tokens = zoo.CASES[name].tokens.tolist()
-        self._cold: dict[tuple[int, ...], list] = {}
+        self._cold: dict[tuple, list] = {}
 
-    def engine(self, num_pages: int = 100, **limits: int) -> Engine:
-        """An engine with empty pages."""
+    def engine(self, num_pages: int = 100, bits: KVBits = FLOATS, **limits: int) -> Engine:
+        """An engine with empty pages, of float32 or of so many bits."""
         config, thread = self.model.config, EngineThread()
-        store = thread.call(PageStore, self.model.state_specs(), num_pages, PAGE, mx.float32)
+        store = thread.call(PageStore, self.model.state_specs(), num_pages, PAGE, mx.float32, bits)
         scheduler = Scheduler(PagePool(num_pages, PAGE), length_kind=config.length_kind, **limits)
         runner = Runner(self.model, store)
         size = config.vocab_size
         return Engine(runner, scheduler, ByteTokenizer(), context=CONTEXT, vocab_size=size, thread=thread)
 
-    def cold(self, prompt: list[int]) -> list:
+    def cold(self, prompt: list[int], bits: KVBits = FLOATS) -> list:
         """The answer of an engine that has seen nothing, alone."""
-        key = tuple(prompt)
+        key = (bits, *prompt)
         if key not in self._cold:
-            self._cold[key] = answers(self.engine(prefix_cache=False).submit(prompt, GREEDY))[0]
+            self._cold[key] = answers(self.engine(bits=bits, prefix_cache=False).submit(prompt, GREEDY))[0]
         return self._cold[key]
 
 
@@ -78,6 +79,16 @@ def test_warm_is_cold(bench: Bench) -> None:
     for prompt in prompts(bench):
         assert answers(engine.submit(prompt, GREEDY))[0] == bench.cold(prompt), f"{len(prompt)} tokens"
     assert engine.scheduler.prefixes.stats.hit >= 60
+
+
+@pytest.mark.parametrize("bits", [KVBits(8, 8), KVBits(8, 4)], ids=["8", "k8v4"])
+def test_quantized_pages_are_reused_with_the_same_bits(bench: Bench, bits: KVBits) -> None:
+    """Field case K07: quantized pages, batching and prefix hits at once."""
+    engine = bench.engine(bits=bits, token_budget=64, max_requests=8, max_chunk=7)
+    for _ in range(2):
+        streams = engine.call(lambda: [engine.submit(prompt, GREEDY) for prompt in prompts(bench)])
+        assert [answers(stream)[0] for stream in streams] == [bench.cold(prompt, bits) for prompt in prompts(bench)]
+    assert engine.scheduler.prefixes.stats.hit >= 200
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

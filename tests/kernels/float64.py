@@ -44,6 +44,10 @@ def rope(x: np.ndarray, angles: np.ndarray, scale: float) -> np.ndarray:
     return np.concatenate([turned.real, turned.imag, x[..., 2 * half :]], axis=-1)
 
 
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x - np.logaddexp.reduce(x, axis=-1, keepdims=True)) if x.size else x
+
+
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -x))
 
@@ -122,3 +126,26 @@ def dequantize(
         return spread(wide(scales)) * q + spread(wide(biases))
     values = E4M3 if mode == "mxfp8" else E2M1
     return values[q] * spread((E4M3 if mode == "nvfp4" else E8M0)[np.array(scales)])
+
+
+def bfloat16(bits: np.ndarray) -> np.ndarray:
+    """Values of bfloat16 numbers by their 16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def kept_groups(rows: mx.array, bits: int, dims: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scales and offsets of groups of 32 dims, [..., groups], and codes [..., dims] of quantized rows of pages."""
+    data, groups = np.array(rows), -(-dims // 32)
+    pairs = bfloat16(np.ascontiguousarray(data[..., : 4 * groups]).view("<u2"))
+    codes = np.ascontiguousarray(data[..., 4 * groups :])
+    if bits == 4:
+        words = codes.view("<u4").reshape(*codes.shape[:-1], -1, 1, 2)  # [.., piece of 16 dims, 1, even or odd dim]
+        codes = (words >> (4 * np.arange(8, dtype=np.uint32))[:, None] & 15).reshape(*codes.shape[:-1], -1)
+    return pairs[..., 0::2], pairs[..., 1::2], codes[..., :dims]
+
+
+def kept(rows: mx.array, bits: int, dims: int) -> np.ndarray:
+    """The values [..., dims] of quantized rows of pages."""
+    scales, offsets, codes = kept_groups(rows, bits, dims)
+    spread = lambda each: np.repeat(each, 32, axis=-1)[..., :dims]
+    return spread(scales) * codes + spread(offsets)

@@ -12,6 +12,7 @@ import zoo_model
 
 from umlm import kernels
 from umlm.cache.batch import Batch
+from umlm.cache.budget import FLOATS, KVBits
 from umlm.cache.store import PageStore
 from umlm.models import Decoder
 from umlm.quant import replace
@@ -54,12 +55,12 @@ def batch(tokens: np.ndarray, start: int, stop: int) -> Batch:
     )
 
 
-def logits(model: Decoder, tokens: np.ndarray, chunk: int) -> np.ndarray:
-    store = PageStore(model.state_specs(), -(-len(tokens) // PAGE), PAGE, mx.float32)
+def logits(model: Decoder, tokens: np.ndarray, chunk: int, bits: KVBits = FLOATS) -> np.ndarray:
+    store = PageStore(model.state_specs(), -(-len(tokens) // PAGE), PAGE, model.dtype, bits)
     parts = []
     for start in range(0, len(tokens), chunk):
         row = batch(tokens, start, min(start + chunk, len(tokens)))
-        parts.append(np.array(model(row.tokens, store.states(row), at=row.sample_at)))
+        parts.append(np.array(model(row.tokens, store.states(row), at=row.sample_at).astype(mx.float32)))
     return np.concatenate(parts)
 
 
@@ -76,22 +77,47 @@ def quantized(model: Decoder) -> Decoder:
     return model
 
 
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def cast(model: Decoder, dtype: str) -> Decoder:
+    model.set_dtype(DTYPES[dtype])
+    return model
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("name", CASES)
-def test_same_numbers_op_by_op(name: str, chunk: int, request: pytest.FixtureRequest) -> None:
-    model, tokens = zoo_model.load_case(name), zoo.CASES[name].tokens
-    assert kernels.halves_serve()
+def test_same_numbers_op_by_op(name: str, chunk: int, dtype: str, request: pytest.FixtureRequest) -> None:
+    model, tokens = cast(zoo_model.load_case(name), dtype), zoo.CASES[name].tokens
+    assert kernels.halves_serve() and model.dtype == DTYPES[dtype]
     fused = logits(model, tokens, chunk)
     request.getfixturevalue("op_by_op")
     np.testing.assert_array_equal(fused, logits(model, tokens, chunk))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
-def test_same_numbers_op_by_op_quantized(name: str, request: pytest.FixtureRequest) -> None:
-    model, tokens = quantized(zoo_model.load_case(name)), zoo.CASES[name].tokens
+def test_same_numbers_op_by_op_quantized(name: str, dtype: str, request: pytest.FixtureRequest) -> None:
+    model, tokens = cast(quantized(zoo_model.load_case(name)), dtype), zoo.CASES[name].tokens
     fused = logits(model, tokens, 7)
     request.getfixturevalue("op_by_op")
     np.testing.assert_array_equal(fused, logits(model, tokens, 7))
+
+
+@pytest.mark.parametrize("bits", [KVBits(8, 8), KVBits(8, 4), KVBits(None, 8), KVBits(4, None)])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "phi3"])
+def test_same_numbers_op_by_op_and_in_any_chunks_with_quantized_pages(
+    name: str, bits: KVBits, request: pytest.FixtureRequest
+) -> None:
+    """Every query reads its own key from the page, as later queries do: chunks of 1 and of 64 are the same."""
+    model, tokens = zoo_model.load_case(name), zoo.CASES[name].tokens
+    fused = logits(model, tokens, 64, bits)
+    assert (fused != logits(model, tokens, 64)).any()
+    for chunk in (1, 7):
+        np.testing.assert_array_equal(logits(model, tokens, chunk, bits), fused)
+    request.getfixturevalue("op_by_op")
+    np.testing.assert_array_equal(logits(model, tokens, 7, bits), fused)
 
 
 def test_halves_follow_the_weights() -> None:
@@ -106,12 +132,13 @@ def test_halves_follow_the_weights() -> None:
     assert np.abs(logits(model, tokens, 64) - before).max() > 0.02 * np.ptp(before)
 
 
-def test_pages_are_written_in_place() -> None:
+@pytest.mark.parametrize("bits", [FLOATS, KVBits(8, 4)])
+def test_pages_are_written_in_place(bits: KVBits) -> None:
     """A decode step's peak memory stays far below one copy of the pages."""
     model, tokens = zoo_model.load_case("llama"), zoo.CASES["llama"].tokens
-    store = PageStore(model.state_specs(), 64 * 1024 // PAGE, PAGE, mx.float32)
+    store = PageStore(model.state_specs(), 256 * 1024 // PAGE, PAGE, mx.float32, bits)
     store._reach(store.num_pages - 1)
-    one = store.keys[0].nbytes
+    one = store.values[0].nbytes
     for start in range(8):
         row = batch(tokens, start, start + 1)
         mx.eval(model(row.tokens, store.states(row), at=row.sample_at))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -18,13 +19,13 @@ from umlm.llm import LLM, load
 from umlm.models import Decoder
 
 
-def opened(model: str, dtype: str, work: Workload) -> tuple[LLM, float]:
+def opened(model: str, dtype: str, settings: EngineSettings, work: Workload) -> tuple[LLM, float]:
     """The loaded model, with an engine that takes the whole workload, and the seconds that loading took."""
-    standard = EngineSettings()
     most = max(work.batch, default=1)
-    settings = EngineSettings(
-        max_requests=max(standard.max_requests, most),
-        token_budget=max(standard.token_budget, most * BATCH_PROMPT),
+    settings = dataclasses.replace(
+        settings,
+        max_requests=max(settings.max_requests, most),
+        token_budget=max(settings.token_budget, most * BATCH_PROMPT),
         prefix_cache=False,  # what is measured is computing
     )
     start = time.perf_counter()

@@ -20,8 +20,10 @@ from umlm.bench.table import lines
 from umlm.bench.workload import Samples, Workload, ratios
 from umlm.cache.budget import peak_memory
 from umlm.command import Misuse, Parser, command
+from umlm.engine.settings import EngineSettings
 from umlm.kernels import cpu
 from umlm.llm import LLM
+from umlm.options import add_arguments, from_namespace
 from umlm.weights.hub import DEFAULT_MODEL, resolve
 
 
@@ -31,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=f"any model (default: {DEFAULT_MODEL})")
     _add_workload(parser)
     parser.add_argument("--dtype", default="auto", help="of activations and float weights (default: auto)")
+    add_arguments(parser, EngineSettings, only=["kv_bits"])
     parser.add_argument("--peer", action="append", default=[], metavar="PEER", help=f"compare with it: {KNOWN}")
     parser.add_argument(
         "--peer-model",
@@ -54,13 +57,13 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    work = _workload(arguments)
+    work, settings = _workload(arguments), from_namespace(EngineSettings, arguments)
     resolve(arguments.model)
     peers = [peer(asked, arguments.model, arguments.peer_model) for asked in arguments.peer]
-    llm, seconds = opened(arguments.model, arguments.dtype, work)
+    llm, seconds = opened(arguments.model, arguments.dtype, settings, work)
     with llm:
         found = measure(llm, _fitting(work, llm, arguments.decode is None), arguments.rounds, peers)
-    found["load_ms"] = seconds * 1e3
+    found["load_ms"], found["kv_bits"] = seconds * 1e3, settings.kv_bits or "none"
     print(json.dumps(found)) if arguments.json else print("\n".join(lines(found)))
 
 

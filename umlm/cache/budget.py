@@ -20,8 +20,18 @@ _GIB = 2**30
 class KVSpec(Protocol):
     """What one layer keeps (see nn/state.py)."""
 
-    @property
-    def values_per_token(self) -> int: ...
+    def bytes_per_token(self, bytes_per_value: int, k_bits: int | None, v_bits: int | None) -> int: ...
+
+
+class KVBits(NamedTuple):
+    """In how many bits pages keep keys and values; None keeps floats."""
+
+    keys: int | None = None
+    values: int | None = None
+
+
+FLOATS = KVBits()
+KV_BITS = {"none": FLOATS, "8": KVBits(8, 8), "4": KVBits(4, 4), "k8v4": KVBits(8, 4)}
 
 
 class PagePlan(NamedTuple):
@@ -40,14 +50,14 @@ class PagePlan(NamedTuple):
         return self.num_pages * self.page_size
 
 
-def kv_bytes_per_token(specs: Iterable[KVSpec], bytes_per_value: int = 2) -> int:
-    """Bytes of keys and values that one token adds over all layers."""
-    return sum(spec.values_per_token for spec in specs) * bytes_per_value
+def kv_bytes_per_token(specs: Iterable[KVSpec], bytes_per_value: int = 2, bits: KVBits = FLOATS) -> int:
+    """Bytes of keys and values that one token adds over all layers: bytes_per_value counts where they stay floats."""
+    return sum(spec.bytes_per_token(bytes_per_value, *bits) for spec in specs)
 
 
-def page_bytes(specs: Iterable[KVSpec], page_size: int, bytes_per_value: int = 2) -> int:
+def page_bytes(specs: Iterable[KVSpec], page_size: int, bytes_per_value: int = 2, bits: KVBits = FLOATS) -> int:
     """Bytes of one page over all layers."""
-    return page_size * kv_bytes_per_token(specs, bytes_per_value)
+    return page_size * kv_bytes_per_token(specs, bytes_per_value, bits)
 
 
 def available_memory(device_limit: int | None = None) -> int:
@@ -111,6 +121,7 @@ def plan_pages(
     weights_bytes: int = 0,
     activation_bytes: int = 0,
     bytes_per_value: int = 2,
+    bits: KVBits = FLOATS,
     page_size: int = 16,
     memory: int | None = None,
     fraction: float = 0.8,
@@ -122,7 +133,7 @@ def plan_pages(
     Raises ValueError with the numbers when not even one page fits.
     """
     memory = available_memory() if memory is None else memory
-    each = page_bytes(specs, page_size, bytes_per_value)
+    each = page_bytes(specs, page_size, bytes_per_value, bits)
     rest = int(memory * fraction) - weights_bytes - activation_bytes
     if rest < each:
         raise ValueError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import mlx.core as mx
 
 from umlm import kernels
 from umlm.cache.batch import Batch
-from umlm.nn import LayerState, StateSpec
+from umlm.cache.budget import FLOATS, KVBits
+from umlm.nn import LayerState, LayerStates, StateSpec
 
 FIRST_TOKENS = 1024
 
@@ -16,23 +18,27 @@ FIRST_TOKENS = 1024
 class PageStore:
     """The only holder of page arrays, which keeps writes in place.
 
-    Per layer: keys [num_pages * page_size, kv_heads, head_dim] and values [.., kv_heads, v_head_dim] in `dtype`.
+    Per layer: keys [num_pages * page_size, kv_heads, head_dim] and values [.., kv_heads, v_head_dim], in `dtype`, or
+    quantized to `bits` (kernels/quantized_pages.py).
     Token i of a request lies in slot page_ids[i // page_size] * page_size + i % page_size.
     The arrays begin small and double up to num_pages as higher page ids come into use, one layer at a time.
     """
 
-    def __init__(self, specs: Sequence[StateSpec], num_pages: int, page_size: int, dtype: mx.Dtype) -> None:
+    def __init__(
+        self, specs: Sequence[StateSpec], num_pages: int, page_size: int, dtype: mx.Dtype, bits: KVBits = FLOATS
+    ) -> None:
         self.num_pages, self.page_size = num_pages, page_size
         self.allocated = min(num_pages, max(1, FIRST_TOKENS // page_size))
         slots = self.allocated * page_size
-        self.keys = [mx.zeros((slots, spec.num_kv_heads, spec.head_dim), dtype) for spec in specs]
-        self.values = [mx.zeros((slots, spec.num_kv_heads, spec.v_head_dim), dtype) for spec in specs]
+        empty = kernels.empty_pages
+        self.keys = [empty(slots, spec.num_kv_heads, spec.head_dim, dtype, bits.keys) for spec in specs]
+        self.values = [empty(slots, spec.num_kv_heads, spec.v_head_dim, dtype, bits.values) for spec in specs]
 
-    def states(self, batch: Batch) -> list[LayerState]:
+    def states(self, batch: Batch) -> LayerStates:
         """One state per layer for one call of the model on this batch."""
         self._reach(max(max(pages) for pages in batch.page_table))
         table = kernels.PageTable(batch.page_table, batch.starts, batch.contexts)
-        return [PagedState(self, layer, batch, table) for layer in range(len(self.keys))]
+        return PagedStates(self, batch, table)
 
     @property
     def nbytes(self) -> int:
@@ -46,10 +52,32 @@ class PageStore:
         more = (allocated - self.allocated) * self.page_size
         for arrays in (self.keys, self.values):
             for layer, pages in enumerate(arrays):
-                arrays[layer] = mx.concatenate([pages, mx.zeros((more, *pages.shape[1:]), pages.dtype)])
+                arrays[layer] = kernels.more_pages(pages, more)
                 # one array at a time, so that never more than one is in memory twice
                 mx.eval(arrays[layer])
         self.allocated = allocated
+
+
+class PagedStates(LayerStates):
+    """All layers' pages during one call."""
+
+    def __init__(self, store: PageStore, batch: Batch, table: kernels.PageTable) -> None:
+        self._store, self._batch, self._table = store, batch, table
+        self.pages = kernels.StackPages(
+            store.keys, store.values, batch.positions, batch.lengths, batch.slots, table, store.page_size
+        )
+
+    def __len__(self) -> int:
+        return len(self._store.keys)
+
+    @overload
+    def __getitem__(self, layer: int) -> LayerState: ...
+    @overload
+    def __getitem__(self, layer: slice) -> list[LayerState]: ...
+    def __getitem__(self, layer: int | slice) -> LayerState | list[LayerState]:
+        if isinstance(layer, slice):
+            return [self[i] for i in range(len(self))[layer]]
+        return PagedState(self._store, range(len(self))[layer], self._batch, self._table)
 
 
 class PagedState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from umlm.cache.budget import KV_BITS, KVBits
 from umlm.options import check, option
 
 
@@ -19,6 +20,7 @@ class EngineSettings:
     max_chunk: int | None = option(None, "most tokens of one prompt in one step", ge=1, unit="tokens")
     page_size: int = option(16, "tokens in one page of keys and values", choices=(16, 32))
     num_pages: int | None = option(None, "pages of keys and values; none takes what fits in memory", ge=1)
+    kv_bits: str | None = option(None, "bits of keys and values in pages; none keeps floats", choices=tuple(KV_BITS))
     prefix_cache: bool = option(True, "keep what was computed of prompts and answers, for those that begin alike")
     admission: str = option(
         "optimistic",
@@ -34,3 +36,8 @@ class EngineSettings:
             raise ValueError(
                 f"token_budget must be at least max_requests ({self.max_requests}), not {self.token_budget}"
             )
+
+    @property
+    def bits(self) -> KVBits:
+        """What kv_bits says."""
+        return KV_BITS[self.kv_bits or "none"]

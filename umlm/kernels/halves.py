@@ -17,8 +17,9 @@ import mlx.core as mx
 from umlm.kernels import cpu
 from umlm.kernels.backends import serving
 from umlm.kernels.packed import Packed
-from umlm.kernels.paged_attention import PageTable
+from umlm.kernels.paged_attention import PageTable, array_of, bits_of
 from umlm.kernels.quantized_matmul import CPU_BLOCKS
+from umlm.kernels.quantized_pages import KeptPages
 
 
 class Projection(NamedTuple):
@@ -39,17 +40,79 @@ class Norm(NamedTuple):
 class Pages(NamedTuple):
     """One layer's pages during one call, and what the new tokens of the packed row need of them.
 
-    keys, values  [num_slots, kv_heads, head_dim]; a half writes into them, in place while they have one owner
+    keys, values  floats [num_slots, kv_heads, head_dim] or quantized; a half writes into them, in place while they
+                  have one owner
     positions, lengths, slots  int32 [T], as in cache/batch.py
     """
 
-    keys: mx.array
-    values: mx.array
+    keys: KeptPages
+    values: KeptPages
     positions: mx.array
     lengths: mx.array
     slots: mx.array
     table: PageTable
     page_size: int
+
+
+class StackPages(NamedTuple):
+    """The same for all layers: lists of their keys and values, which are all of one kind."""
+
+    keys: list[KeptPages]
+    values: list[KeptPages]
+    positions: mx.array
+    lengths: mx.array
+    slots: mx.array
+    table: PageTable
+    page_size: int
+
+
+class AttentionHalf(NamedTuple):
+    """y of x [1, T, hidden] of any float dtype, inv_freq or None, and Pages."""
+
+    compiled: Any
+
+    def __call__(self, x: mx.array, inv_freq: mx.array | None, pages: Pages) -> mx.array:
+        return self.compiled(
+            x,
+            pages.positions,
+            inv_freq,
+            array_of(pages.keys),
+            array_of(pages.values),
+            pages.slots,
+            pages.table.compiled,
+            pages.page_size,
+            bits_of(pages.keys),
+            bits_of(pages.values),
+        )
+
+
+class BlockStack:
+    """All blocks of a decoder, each a pair of halves, as one call: what is saved is Python's part of every layer."""
+
+    def __init__(self, blocks: Sequence[tuple[AttentionHalf, Any]]) -> None:
+        assert cpu.extension is not None
+        self._compiled = cpu.extension.BlockStack([half.compiled for half, _ in blocks], [half for _, half in blocks])
+
+    def __call__(self, x: mx.array, inv_freqs: list[mx.array | None], pages: StackPages) -> mx.array:
+        """x [1, T, hidden] of any float dtype -> the last block's; one inv_freq or None per block."""
+        return self._compiled(
+            x,
+            pages.positions,
+            inv_freqs,
+            list(map(array_of, pages.keys)),
+            list(map(array_of, pages.values)),
+            pages.slots,
+            pages.table.compiled,
+            pages.page_size,
+            bits_of(pages.keys[0]),
+            bits_of(pages.values[0]),
+        )
+
+
+def watch(modules: Sequence[dict]) -> Any:
+    """An object whose `unchanged()` says whether these modules still hold the same arrays, written to by nobody."""
+    assert cpu.extension is not None
+    return cpu.extension.Watch(list(modules))
 
 
 @functools.cache
@@ -61,7 +124,7 @@ def halves_serve() -> bool:
 def feed_forward_half(
     norm: Norm, gate: Projection, up: Projection, down: Projection, activation: str, post: Norm | None
 ) -> Any:
-    """A callable x float32 [..., hidden] -> y, made once per layer; None where a matrix has no kernel."""
+    """A callable x [..., hidden] of any float dtype -> y, made once per layer; None where a matrix has no kernel."""
     weights = [_weights(projection) for projection in (gate, up, down)]
     if None in weights:
         return None
@@ -84,8 +147,8 @@ def attention_half(
     q_norm: Norm | None,
     k_norm: Norm | None,
     post: Norm | None,
-) -> Any:
-    """A callable (x float32 [1, T, hidden], inv_freq or None, Pages) -> y; None where a matrix has no kernel.
+) -> AttentionHalf | None:
+    """The half, made once per layer; None where a matrix has no kernel.
 
     projections: q, k and v, or one whose rows are these one after another.
     """
@@ -108,20 +171,7 @@ def attention_half(
         _norm(k_norm),
         _norm(post),
     )
-
-    def run(x: mx.array, inv_freq: mx.array | None, pages: Pages) -> mx.array:
-        return half(
-            x,
-            pages.positions,
-            inv_freq,
-            pages.keys,
-            pages.values,
-            pages.slots,
-            pages.table.compiled,
-            pages.page_size,
-        )
-
-    return run
+    return AttentionHalf(half)
 
 
 def _weights(projection: Projection) -> Any:

@@ -10,26 +10,30 @@ import mlx.core as mx
 import numpy as np
 
 from umlm.kernels import cpu
-from umlm.kernels.attention import FLOATS, attention, cpu_serves
+from umlm.kernels.attention import FLOATS, attention
 from umlm.kernels.backends import implement, op
+from umlm.kernels.quantized_pages import KeptPages, QuantizedPages, dequantize_rows, quantize_rows
 
 
 @op
-def write_pages(pages: mx.array, slots: mx.array, values: mx.array) -> mx.array:
-    """Put values [T, H, D] into the slots [T] of pages [num_slots, H, D].
+def write_pages(pages: KeptPages, slots: mx.array, values: mx.array) -> KeptPages:
+    """Put values [T, H, D] into the slots [T] of pages [num_slots, H, D], quantized where the pages are.
 
-    In place while `pages` has one owner: `pages` itself holds the result afterwards, and is returned.
+    In place while the pages' array has one owner: it holds the result afterwards, and `pages` is returned.
     """
-    pages[slots] = values.astype(pages.dtype)
+    if isinstance(pages, QuantizedPages):
+        pages.rows[slots] = quantize_rows(values, pages.bits)
+    else:
+        pages[slots] = values.astype(pages.dtype)
     return pages
 
 
 @implement(write_pages, "cpu")
-def _cpu_write_pages(pages: mx.array, slots: mx.array, values: mx.array) -> Any:
-    if pages.dtype not in FLOATS or values.dtype not in FLOATS:
+def _cpu_write_pages(pages: KeptPages, slots: mx.array, values: mx.array) -> Any:
+    if not _kernels_know(pages) or values.dtype not in FLOATS:
         return NotImplemented
     assert cpu.extension is not None
-    cpu.extension.write_pages(pages, slots, values)
+    cpu.extension.write_pages(array_of(pages), slots, values, bits_of(pages))
     return pages
 
 
@@ -50,8 +54,8 @@ class PageTable(list[Sequence[int]]):
 @op
 def paged_attention(
     q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
+    k_pages: KeptPages,
+    v_pages: KeptPages,
     positions: mx.array,
     page_table: Sequence[Sequence[int]],
     starts: Sequence[int],
@@ -65,7 +69,8 @@ def paged_attention(
 ) -> mx.array:
     """Causal attention of each request's new tokens to all of its tokens. arXiv:2309.06180
 
-    q [1, T, H, D]; k_pages, v_pages [num_slots, Hkv, D], the new tokens' own included; positions [T];
+    q [1, T, H, D]; k_pages, v_pages [num_slots, Hkv, D], the new tokens' own included, each of floats or quantized;
+    positions [T];
     request r owns q[:, starts[r]:starts[r + 1]], its tokens 0 .. contexts[r] lie in page_table[r].
     Returns [1, T, H, Dv]. The rest as in `attention`. page_table may be a PageTable of these starts and contexts,
     which saves work where several calls share it.
@@ -78,8 +83,8 @@ def paged_attention(
         slots = _slots(pages, first, context, page_size)
         out = attention(
             q[:, segment],
-            k_pages[slots][None],
-            v_pages[slots][None],
+            _values(k_pages, slots)[None],
+            _values(v_pages, slots)[None],
             positions[segment],
             mx.arange(first, context, dtype=mx.int32),
             scale=scale,
@@ -94,8 +99,8 @@ def paged_attention(
 @implement(paged_attention, "cpu")
 def _cpu_paged_attention(
     q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
+    k_pages: KeptPages,
+    v_pages: KeptPages,
     positions: mx.array,
     page_table: Sequence[Sequence[int]],
     starts: Sequence[int],
@@ -107,13 +112,45 @@ def _cpu_paged_attention(
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> Any:
-    if not cpu_serves(q, k_pages, v_pages):
+    if q.dtype not in FLOATS or not (_kernels_know(k_pages) and _kernels_know(v_pages)):
         return NotImplemented
     table = page_table if isinstance(page_table, PageTable) else PageTable(page_table, starts, contexts)
     assert cpu.extension is not None
     return cpu.extension.paged_attention(
-        q, k_pages, v_pages, positions, table.compiled, page_size, scale, window or 0, softcap or 0.0, sinks
+        q,
+        array_of(k_pages),
+        array_of(v_pages),
+        positions,
+        table.compiled,
+        page_size,
+        scale,
+        window or 0,
+        softcap or 0.0,
+        sinks,
+        bits_of(k_pages),
+        bits_of(v_pages),
+        v_pages.head_dim if isinstance(v_pages, QuantizedPages) else v_pages.shape[-1],
     )
+
+
+def array_of(pages: KeptPages) -> mx.array:
+    """The one array that holds them."""
+    return pages.rows if isinstance(pages, QuantizedPages) else pages
+
+
+def bits_of(pages: KeptPages) -> int:
+    """Bits of a code, 0 for floats."""
+    return pages.bits if isinstance(pages, QuantizedPages) else 0
+
+
+def _kernels_know(pages: KeptPages) -> bool:
+    return isinstance(pages, QuantizedPages) or pages.dtype in FLOATS
+
+
+def _values(pages: KeptPages, slots: mx.array) -> mx.array:
+    if isinstance(pages, QuantizedPages):
+        return dequantize_rows(pages.rows[slots], pages.bits, pages.head_dim)
+    return pages[slots]
 
 
 def first_visible(context: int, num_new: int, window: int | None, page_size: int) -> int:

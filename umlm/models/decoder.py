@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from umlm import kernels
 from umlm.models.config import ModelConfig
-from umlm.nn import Embedding, LayerState, Linear, RMSNorm, Rope, StateSpec
+from umlm.nn import Embedding, FusedStack, LayerState, LayerStates, Linear, RMSNorm, Rope, StateSpec
 from umlm.nn.state import DenseState
 
 
@@ -30,6 +31,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self._stack = FusedStack()
         self._rope_of = cache(lambda layer_type: Rope(config.rope(layer_type)))
         blocks = [self.block(layer) for layer in range(config.num_hidden_layers)]
         self.model = Trunk(Embedding(config.vocab_size, config.hidden_size), blocks, self.norm())
@@ -74,12 +76,18 @@ class Decoder(nn.Module):
         states  one per layer; None: every row is a whole sequence of its own
         at      int32 [S], places in a packed row (B = 1) whose logits are wanted: -> [S, vocab]
         """
-        x = self.embed(tokens)
-        for layer, state in zip(self.model.layers, states or self._dense(tokens), strict=True):
-            x = layer(x, state)
+        x = self._through(self.embed(tokens), states or self._dense(tokens))
         if at is not None:
             x = x[0, at]
         return self.head(self.model.norm(x))
+
+    def _through(self, x: mx.array, states: Sequence[LayerState]) -> mx.array:
+        layers = self.model.layers
+        if isinstance(states, LayerStates) and kernels.halves_serve() and (stack := self._stack.of(layers)):
+            return stack(x, states.pages)
+        for layer, state in zip(layers, states, strict=True):
+            x = layer(x, state)
+        return x
 
     def hidden_states(
         self, tokens: mx.array, layers: Iterable[int], states: Sequence[LayerState] | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
-from umlm.kernels import Pages, attention
+from umlm.kernels import Pages, StackPages, attention, row_bytes
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,13 @@ class AttentionSpec:
     v_head_dim: int
     window: int | None = None
 
-    @property
-    def values_per_token(self) -> int:
-        """Numbers kept for one token."""
-        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+    def bytes_per_token(self, bytes_per_value: int, k_bits: int | None = None, v_bits: int | None = None) -> int:
+        """Bytes kept for one token: bytes_per_value a number where keys or values are not quantized to bits."""
+
+        def row(dims: int, bits: int | None) -> int:
+            return dims * bytes_per_value if bits is None else row_bytes(dims, bits)
+
+        return self.num_kv_heads * (row(self.head_dim, k_bits) + row(self.v_head_dim, v_bits))
 
 
 StateSpec = AttentionSpec  # latent (MLA) and recurrent kinds join this union with their layers
@@ -59,6 +63,12 @@ class LayerState(Protocol):
         Returns [B, T, H, Dv]. B is 1 for packed rows.
         """
         ...
+
+
+class LayerStates(Sequence[LayerState]):
+    """One state per layer, and the pages of all of them for operations that go through all layers by themselves."""
+
+    pages: StackPages
 
 
 class DenseState:

@@ -67,7 +67,7 @@ def describe(checkpoint: Checkpoint) -> Description:
 def kv_bytes_per_token(config: Mapping[str, Any], bytes_each: int = KV_BYTES) -> int:
     """Bytes of keys and values that all layers keep for one token."""
     specs = build(config_from_dict(config)).state_specs()
-    return sum(spec.values_per_token for spec in specs) * bytes_each
+    return sum(spec.bytes_per_token(bytes_each) for spec in specs)
 
 
 def _formats(checkpoint: Checkpoint) -> dict[str, FormatUse]:

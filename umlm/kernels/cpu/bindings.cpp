@@ -24,8 +24,10 @@ NB_MODULE(_ext, m) {
   m.def("set_precision", &umlm::set_precision, "name"_a, "Set it: 'exact', 'int16' or 'int8'.");
   umlm::bind_attention(m);
   umlm::bind_dense(m);
+  umlm::bind_gated_delta(m);
   umlm::bind_halves(m);
   umlm::bind_attention_half(m);
+  umlm::bind_block_stack(m);
   umlm::bind_embedding(m);
   umlm::bind_quantized(m);
   umlm::bind_experts(m);
@@ -33,4 +35,6 @@ NB_MODULE(_ext, m) {
   umlm::bind_rope(m);
   umlm::bind_rows(m);
   umlm::bind_sampling(m);
+  umlm::bind_selective_scan(m);
+  umlm::bind_short_conv(m);
 }

@@ -13,10 +13,73 @@
 namespace {
 
 using umlm::Attention;
+using umlm::Kept;
+
+// Floats as they are, or 8 or 4 bits.
+Kept any_kind(Random& random) { return static_cast<Kept>(between(random, 0, 4)); }
+
+float from_bf16(const uint8_t* at) {
+  const uint32_t bits = uint32_t(at[0] | at[1] << 8) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// The values of a quantized row, by the format that units/page_rows.h states.
+void read_row(const uint8_t* row, int bits, int64_t dims, float* values) {
+  const uint8_t* codes = row + (dims + 31) / 32 * 4;
+  for (int64_t d = 0; d < dims; ++d) {
+    const uint8_t *group = row + d / 32 * 4, *piece = codes + d / 16 * 8;
+    const int code = bits == 8 ? codes[d] : piece[d % 2 * 4 + d % 16 / 4] >> d / 2 % 2 * 4 & 15;
+    values[d] = from_bf16(group) * float(code) + from_bf16(group + 2);
+  }
+}
+
+// Random pages [slots, heads, dims], and what they hold.
+struct Pages {
+  Kept kind;
+  int64_t heads, dims, bytes;
+  std::unique_ptr<uint8_t[]> data;
+  std::unique_ptr<float[]> values;
+
+  Pages(Random& random, Kept kind, int64_t slots, int64_t heads, int64_t dims)
+      : kind(kind), heads(heads), dims(dims), bytes(umlm::kernels().pages.row_bytes(kind, dims)) {
+    data = exactly<uint8_t>(slots * heads * bytes);
+    std::fill_n(data.get(), slots * heads * bytes, 0);
+    Stored rows(random, umlm::Type::f32, slots * heads * dims);
+    auto order = exactly<int32_t>(slots);
+    std::iota(order.get(), order.get() + slots, 0);
+    write(rows, slots, order.get());
+    read(slots);
+  }
+
+  void write(const Stored& rows, int64_t count, const int32_t* slots) {
+    auto scratch = exactly<float>(heads * dims);
+    umlm::kernels().pages.write_rows(rows.data.get(), rows.type, count, heads, dims, slots, kind, data.get(),
+                                     scratch.get());
+  }
+
+  void read(int64_t slots) {
+    values = exactly<float>(slots * heads * dims);
+    for (int64_t i = 0; i < slots * heads; ++i) {
+      const uint8_t* row = data.get() + i * bytes;
+      if (kind < Kept::q8) {
+        umlm::kernels().rows.widen(row, static_cast<umlm::Type>(kind), dims, values.get() + i * dims);
+      } else {
+        read_row(row, kind == Kept::q8 ? 8 : 4, dims, values.get() + i * dims);
+      }
+    }
+  }
+
+  double tolerance() const {
+    return kind == Kept::q8 ? 0.01 : kind == Kept::q4 ? 0.15 : rounding(static_cast<umlm::Type>(kind));
+  }
+};
 
 struct Case {
   Attention a{};
-  std::unique_ptr<Stored> q, k, v;
+  std::unique_ptr<Stored> q;
+  std::unique_ptr<Pages> k, v;
   std::unique_ptr<int32_t[]> pages, positions;
   std::unique_ptr<float[]> sinks;
   std::unique_ptr<uint8_t[]> out;
@@ -28,7 +91,8 @@ struct Case {
     a.heads = a.kv_heads * between(random, 1, 3);
     a.head_dim = between(random, 1, 40) * (between(random, 0, 1) == 0 ? 1 : 2);
     a.v_head_dim = between(random, 0, 2) == 0 ? between(random, 1, 50) : a.head_dim;
-    a.q_type = any_type(random), a.type = any_type(random);
+    a.q_type = any_type(random);
+    a.k.kind = any_kind(random), a.v.kind = between(random, 0, 1) == 0 ? any_kind(random) : a.k.kind;
     a.page_size = between(random, 0, 1) == 0 ? 16 : 5;
     a.window = between(random, 0, 2) == 0 ? between(random, 1, 100) : 0;
     a.scale = 0.3f, a.softcap = between(random, 0, 2) == 0 ? 5.f : 0.f;
@@ -45,11 +109,12 @@ struct Case {
     positions = exactly<int32_t>(a.queries);
     for (int64_t i = 0; i < a.queries; ++i) positions[i] = static_cast<int32_t>(a.keys - a.queries + i);
     q = std::make_unique<Stored>(random, a.q_type, a.queries * a.heads * a.head_dim);
-    k = std::make_unique<Stored>(random, a.type, slots * a.kv_heads * a.head_dim);
-    v = std::make_unique<Stored>(random, a.type, slots * a.kv_heads * a.v_head_dim);
+    k = std::make_unique<Pages>(random, a.k.kind, slots, a.kv_heads, a.head_dim);
+    v = std::make_unique<Pages>(random, a.v.kind, slots, a.kv_heads, a.v_head_dim);
     out = exactly<uint8_t>(a.queries * a.heads * a.v_head_dim * size_of(a.q_type));
     if (between(random, 0, 1) == 1) sinks = normal(random, a.heads);
-    a.q = q->data.get(), a.k = k->data.get(), a.v = v->data.get(), a.out = out.get();
+    a.q = q->data.get(), a.out = out.get();
+    a.k.base = k->data.get(), a.k.bytes = k->bytes, a.v.base = v->data.get(), a.v.bytes = v->bytes;
     a.pages = pages.get(), a.positions = positions.get(), a.sinks = sinks.get();
   }
 
@@ -140,11 +205,13 @@ void one_rotation(Random& random) {
 }
 
 void one_write(Random& random) {
-  const int64_t slots = between(random, 1, 20), count = between(random, 1, slots), width = between(random, 1, 70);
+  const int64_t slots = between(random, 1, 20), count = between(random, 1, slots);
+  const int64_t heads = between(random, 1, 3), dims = between(random, 1, 70), width = heads * dims;
   std::vector<int32_t> ids(slots);
   std::iota(ids.begin(), ids.end(), 0);
   std::shuffle(ids.begin(), ids.end(), random);
-  Stored rows(random, any_type(random), count * width), pages(random, any_type(random), slots * width);
+  Stored rows(random, any_type(random), count * width);
+  Pages pages(random, any_kind(random), slots, heads, dims);
   auto wanted = exactly<double>(slots * width);
   std::copy_n(pages.values.get(), slots * width, wanted.get());
   for (int64_t i = 0; i < count; ++i) {
@@ -152,12 +219,9 @@ void one_write(Random& random) {
   }
   auto chosen = exactly<int32_t>(count);
   std::copy_n(ids.begin(), count, chosen.get());
-  auto scratch = exactly<float>(width);
-  umlm::kernels().rope.write_rows(rows.data.get(), rows.type, count, width, chosen.get(), pages.data.get(), pages.type,
-                                  scratch.get());
-  auto found = exactly<float>(slots * width);
-  umlm::kernels().rows.widen(pages.data.get(), pages.type, slots * width, found.get());
-  check_near(found.get(), wanted.get(), slots * width, rounding(pages.type), "write_rows");
+  pages.write(rows, count, chosen.get());
+  pages.read(slots);
+  check_near(pages.values.get(), wanted.get(), slots * width, pages.tolerance(), "write_rows");
 }
 
 }  // namespace

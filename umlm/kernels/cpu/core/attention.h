@@ -12,15 +12,23 @@ inline constexpr int64_t kPartKeys = 512;
 // From so many rows on, packing the keys costs less than summing over lanes.
 inline constexpr int64_t kManyRows = 24;
 
+// How pages keep the values of a token and head: as they are, or in 8 or 4 bits (units/page_rows.h has the format).
+enum class Kept : int { f32, f16, bf16, q8, q4 };
+
+// A token's heads one after another, `bytes` each; dense keys and values lie like pages.
+struct KeptRows {
+  Kept kind;
+  int64_t bytes;
+  const void* base;
+};
+
 // The queries of one sequence and its keys. The rows of a kv head are (query, head of its group), in that order.
 struct Attention {
   int64_t queries, keys;
   int64_t heads, kv_heads, head_dim, v_head_dim;
   Type q_type;  // of q [queries, heads, head_dim] and out [queries, heads, v_head_dim]
-  Type type;    // of k [slots, kv_heads, head_dim] and v [slots, kv_heads, v_head_dim]
   const void* q;
-  const void* k;
-  const void* v;
+  KeptRows k, v;  // [slots, kv_heads, bytes]
   void* out;
   const int32_t* pages;  // key i lies in slot pages[i / page_size] * page_size + i % page_size; null: in slot i
   int64_t page_size;
@@ -53,9 +61,15 @@ struct RopeKernels {
   // scratch has dims float32 values; out may be x.
   void (*rope_rows)(const void* x, Type type, int64_t heads, int64_t dims, int64_t half, const float* table, bool back,
                     float* scratch, void* out);
-  // Put rows [count, width] into the rows slots[i] of pages [num_slots, width].
-  void (*write_rows)(const void* rows, Type type, int64_t count, int64_t width, const int32_t* slots, void* pages,
-                     Type page_type, float* scratch);
+};
+
+struct PageKernels {
+  // What the `dims` values of one token and head take.
+  int64_t (*row_bytes)(Kept kind, int64_t dims);
+  // Put rows [count, heads, dims] into the places slots[i] of pages [num_slots, heads, row_bytes]; scratch has
+  // heads * dims float32 values. A place's bytes depend on its own row alone.
+  void (*write_rows)(const void* rows, Type type, int64_t count, int64_t heads, int64_t dims, const int32_t* slots,
+                     Kept kind, void* pages, float* scratch);
 };
 
 }  // namespace umlm

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,9 +16,28 @@ namespace umlm {
 inline constexpr int64_t kSharedRows = 144;
 inline constexpr int64_t kAttentionWorth = 1 << 16;
 
+// How pages of this dtype and so many bits, 0 for floats, keep rows.
+inline Kept kept(const mx::array& pages, int bits) {
+  if (bits == 0) return static_cast<Kept>(type_of(pages.dtype()));
+  if (bits != 8 && bits != 4) throw std::invalid_argument("quantized pages have 8 or 4 bits");
+  if (pages.dtype() != mx::uint8) throw std::invalid_argument("quantized pages are of uint8");
+  return bits == 8 ? Kept::q8 : Kept::q4;
+}
+
+// The rows of keys or values [.., heads, dims]; `base` is to be set where the kernel runs.
+inline KeptRows kept_rows(const mx::array& pages, int bits, int64_t dims) {
+  const Kept kind = kept(pages, bits);
+  const int64_t bytes = kernels().pages.row_bytes(kind, dims);
+  if (pages.shape(-1) * int64_t(pages.itemsize()) != bytes) {
+    throw std::invalid_argument("pages: a row of " + std::to_string(dims) + " dims takes " + std::to_string(bytes) +
+                                " bytes, not " + std::to_string(pages.shape(-1) * pages.itemsize()));
+  }
+  return {kind, bytes, nullptr};
+}
+
 struct Options {
   float scale, softcap;
-  int64_t window;
+  int64_t window, v_head_dim;
 };
 
 // Which pages the requests of a packed row have: made once, for all layers.

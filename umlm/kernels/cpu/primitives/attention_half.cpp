@@ -1,16 +1,14 @@
 // norm, q, k, v, rope; page write; attention, output, residual: half a block in four operations.
-//
-// Pages are written by operations with one output: MLX gives an input's memory to an output only where that output is
-// the only one to ask for it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include "primitives/attention.h"
 #include "primitives/bind.h"
+#include "primitives/blocks.h"
 #include "primitives/halves.h"
+#include "primitives/pages.h"
 
 namespace umlm {
 namespace {
@@ -34,7 +32,7 @@ struct QkvShape {
   std::optional<int> q_norm_at, k_norm_at;
 };
 
-// x float32 [1, T, columns] -> q [T, q_width], k [T, kv_width], v [T, kv_width], one after another.
+// x [1, T, columns] -> q [T, q_width], k [T, kv_width], v [T, kv_width], one after another: float32, rounded to x's type.
 class QkvPrimitive : public CpuPrimitive {
  public:
   enum : int { kX, kPositions, kFrequencies, kFixed };
@@ -43,7 +41,7 @@ class QkvPrimitive : public CpuPrimitive {
       : CpuPrimitive(stream), shape_(std::move(shape)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(result_memory(out.nbytes()));
     auto work = std::make_shared<Work>(inputs, shape_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
   }
@@ -54,6 +52,7 @@ class QkvPrimitive : public CpuPrimitive {
     std::shared_ptr<const QkvShape> s;
     int64_t rows, columns, half;
     RowMajor x, positions, frequencies;
+    Type type;
     bool turned, per_token;
     NormInput norm;
     std::optional<NormInput> q_norm, k_norm;
@@ -67,6 +66,7 @@ class QkvPrimitive : public CpuPrimitive {
           x(in[kX]),
           positions(in[kPositions]),
           frequencies(in[kFrequencies]),
+          type(type_of(in[kX].dtype())),
           turned(in[kFrequencies].dtype() == mx::float32),
           per_token(in[kFrequencies].ndim() > 1),
           norm(in[s->norm_at], s->eps, s->offset) {
@@ -80,8 +80,9 @@ class QkvPrimitive : public CpuPrimitive {
       Scratch memory(rows * (columns + width) * sizeof(float));
       auto* normed = reinterpret_cast<float*>(memory.data());
       auto* projected = normed + rows * columns;
-      norm.run(reinterpret_cast<const float*>(x.data()), rows, columns, normed);
-      Activations activations(normed, rows);
+      const WideRows wide(x.data(), type, rows * columns);
+      norm.run(wide.data(), type, rows, columns, normed);
+      Activations activations(normed, type, rows, columns);
       std::vector<Projection*> all;
       float* to = projected;
       for (Projection& projection : projections) {
@@ -127,10 +128,12 @@ class QkvPrimitive : public CpuPrimitive {
       if (head_norm) {
         kernels().rows.rms_norm(row, Type::f32, weight, head_norm->type, head_norm->offset, head_norm->eps, heads, dim,
                                 to);
+        round_to(type, to, heads * dim);
         row = to;
       }
       if (turned) {
         kernels().rope.rope_rows(row, Type::f32, heads, dim, half, turns, false, scratch, to);
+        round_to(type, to, heads * dim);
       } else if (row != to) {
         std::memcpy(to, row, heads * dim * sizeof(float));
       }
@@ -138,32 +141,6 @@ class QkvPrimitive : public CpuPrimitive {
   };
 
   std::shared_ptr<const QkvShape> shape_;
-};
-
-// Pages with the keys or the values of QkvPrimitive's result in their slots.
-class WriteHalfPrimitive : public CpuPrimitive {
- public:
-  WriteHalfPrimitive(mx::Stream stream, int64_t first) : CpuPrimitive(stream), first_(first) {}
-
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    const mx::array &pages = inputs[0], &slots = inputs[1], &qkv = inputs[2];
-    RowMajor old(pages), places(slots), rows(qkv);
-    const int64_t width = pages.size() / pages.shape(0), count = slots.size();
-    const Type type = type_of(pages.dtype());
-    allocate_like(pages, out);
-    auto* result = out.data<uint8_t>();
-    const bool in_place = result == pages.data<uint8_t>();
-    mx::cpu::get_command_encoder(stream()).dispatch([=, first = first_, bytes = pages.nbytes()]() {
-      if (!in_place) std::memcpy(result, old.data(), bytes);
-      std::vector<float> scratch(width);
-      kernels().rope.write_rows(reinterpret_cast<const float*>(rows.data()) + first, Type::f32, count, width,
-                                reinterpret_cast<const int32_t*>(places.data()), result, type, scratch.data());
-    });
-  }
-  const char* name() const override { return "UmlmWriteHalf"; }
-
- private:
-  int64_t first_;
 };
 
 struct AttendShape {
@@ -181,13 +158,18 @@ class AttendHalfPrimitive : public CpuPrimitive {
   enum : int { kX, kQkv, kKeys, kValues, kPositions, kFixed };
 
   AttendHalfPrimitive(mx::Stream stream, std::shared_ptr<const AttendShape> shape, std::shared_ptr<PageTable> table,
-                      int64_t page_size)
-      : CpuPrimitive(stream), shape_(std::move(shape)), table_(std::move(table)), page_size_(page_size) {}
+                      int64_t page_size, KeptRows k, KeptRows v)
+      : CpuPrimitive(stream),
+        shape_(std::move(shape)),
+        table_(std::move(table)),
+        page_size_(page_size),
+        k_(k),
+        v_(v) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
-    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_);
-    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
+    out.set_data(result_memory(out.nbytes()));
+    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_, k_, v_);
+    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<uint8_t>()]() { work->run(result); });
   }
   const char* name() const override { return "UmlmAttendHalf"; }
 
@@ -198,11 +180,12 @@ class AttendHalfPrimitive : public CpuPrimitive {
     int64_t page_size, rows, columns;
     RowMajor x, qkv, keys, values, positions;
     Type type;
+    KeptRows k, v;
     Projection o;
     std::optional<NormInput> post;
 
     Work(const std::vector<mx::array>& in, std::shared_ptr<const AttendShape> shape, std::shared_ptr<PageTable> table,
-         int64_t page_size)
+         int64_t page_size, KeptRows k, KeptRows v)
         : s(std::move(shape)),
           table(std::move(table)),
           page_size(page_size),
@@ -213,28 +196,33 @@ class AttendHalfPrimitive : public CpuPrimitive {
           keys(in[kKeys]),
           values(in[kValues]),
           positions(in[kPositions]),
-          type(type_of(in[kKeys].dtype())),
+          type(type_of(in[kX].dtype())),
+          k(k),
+          v(v),
           o(in, s->o_at, s->o) {
       if (s->post_at) post.emplace(in[*s->post_at], s->post_eps, s->post_offset);
     }
 
-    void run(float* out) {
-      Scratch memory(rows * (s->heads.q_width() + columns) * sizeof(float));
+    void run(void* out) {
+      const int64_t q_width = s->heads.q_width();
+      Scratch memory(rows * (q_width + columns) * sizeof(float));
       auto* attended = reinterpret_cast<float*>(memory.data());
-      auto* y = attended + rows * s->heads.q_width();
+      auto* y = attended + rows * q_width;
       attend(attended);
-      Activations activations(attended, rows);
+      round_to(type, attended, rows * q_width);
+      Activations activations(attended, type, rows, q_width);
       o.begin(activations, y);
       project({&o});
-      add_residual(reinterpret_cast<const float*>(x.data()), y, post ? &*post : nullptr, rows, columns, out);
+      const WideRows wide(x.data(), type, rows * columns);
+      add_residual(wide.data(), y, post ? &*post : nullptr, type, rows, columns, out);
     }
 
     void attend(float* attended) {
       Attention a{};
       a.queries = rows, a.heads = s->heads.heads, a.kv_heads = s->heads.kv_heads;
       a.head_dim = a.v_head_dim = s->heads.head_dim;
-      a.q_type = Type::f32, a.type = type;
-      a.q = qkv.data(), a.k = keys.data(), a.v = values.data(), a.out = attended;
+      a.q_type = Type::f32, a.k = k, a.v = v;
+      a.q = qkv.data(), a.k.base = keys.data(), a.v.base = values.data(), a.out = attended;
       a.page_size = page_size;
       a.positions = reinterpret_cast<const int32_t*>(positions.data());
       a.window = s->window, a.scale = s->scale, a.softcap = s->softcap;
@@ -246,10 +234,11 @@ class AttendHalfPrimitive : public CpuPrimitive {
   std::shared_ptr<const AttendShape> shape_;
   std::shared_ptr<PageTable> table_;
   int64_t page_size_;
+  KeptRows k_, v_;
 };
 
 // Made once per layer.
-class AttentionHalf {
+class AttentionHalf : public AttentionOperation {
  public:
   AttentionHalf(const Norm& norm, const std::vector<Weights>& projections, const Weights& o, int64_t heads,
                 int64_t kv_heads, int64_t head_dim, float scale, float rope_scale, int64_t window, float softcap,
@@ -259,28 +248,35 @@ class AttentionHalf {
     make_attend(shape, norm, o, scale, window, softcap, post);
   }
 
-  // x float32 [1, T, columns]; keys and values become the written pages, in place where it can be.
   mx::array operator()(const mx::array& x, const mx::array& positions, const std::optional<mx::array>& inv_freq,
                        mx::array& keys, mx::array& values, const mx::array& slots, std::shared_ptr<PageTable> table,
-                       int64_t page_size, mx::StreamOrDevice s) const {
-    if (x.dtype() != mx::float32) throw std::invalid_argument("a fused half takes float32 activations");
-    if (positions.dtype() != mx::int32 || slots.dtype() != mx::int32) {
+                       int64_t page_size, int k_bits, int v_bits, mx::StreamOrDevice s) const {
+    return apply(x, inv_freq, keys, values, {positions, slots, std::move(table), page_size, k_bits, v_bits},
+                 mx::to_stream(s));
+  }
+
+  mx::array apply(const mx::array& x, const std::optional<mx::array>& inv_freq, mx::array& keys, mx::array& values,
+                  const PagesOfCall& call, mx::Stream stream) const override {
+    type_of(x.dtype());  // refuses others
+    if (call.positions.dtype() != mx::int32 || call.slots.dtype() != mx::int32) {
       throw std::invalid_argument("a fused half takes int32 positions and slots");
     }
-    table->check(x.shape(-2), keys.shape(0), page_size);
-    const mx::Stream stream = mx::to_stream(s);
-    const mx::array qkv = project_qkv(x, positions, inv_freq, stream);
-    const int64_t tokens = x.shape(-2), q_size = tokens * qkv_->heads.q_width();
-    write(keys, slots, qkv, q_size, stream);
-    write(values, slots, qkv, q_size + tokens * qkv_->heads.kv_width(), stream);
+    call.table->check(x.shape(-2), std::min(keys.shape(0), values.shape(0)), call.page_size);
+    const HeadShape& heads = qkv_->heads;
+    const KeptRows k = kept_rows(keys, call.k_bits, heads.head_dim);
+    const KeptRows v = kept_rows(values, call.v_bits, heads.head_dim);
+    const mx::array qkv = project_qkv(x, call.positions, inv_freq, stream);
+    const int64_t tokens = x.shape(-2), q_size = tokens * heads.q_width(), k_size = tokens * heads.kv_width();
+    write_rows(keys, call.slots, qkv, k, heads.kv_heads, heads.head_dim, q_size, stream);
+    write_rows(values, call.slots, qkv, v, heads.kv_heads, heads.head_dim, q_size + k_size, stream);
     auto inputs = attend_inputs_;
     inputs[AttendHalfPrimitive::kX] = x;
     inputs[AttendHalfPrimitive::kQkv] = qkv;
     inputs[AttendHalfPrimitive::kKeys] = keys;
     inputs[AttendHalfPrimitive::kValues] = values;
-    inputs[AttendHalfPrimitive::kPositions] = positions;
-    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, std::move(table), page_size);
-    return mx::array(x.shape(), mx::float32, primitive, std::move(inputs));
+    inputs[AttendHalfPrimitive::kPositions] = call.positions;
+    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, call.table, call.page_size, k, v);
+    return mx::array(x.shape(), x.dtype(), primitive, std::move(inputs));
   }
 
  private:
@@ -331,11 +327,6 @@ class AttentionHalf {
     return mx::array(mx::Shape{size}, mx::float32, std::make_shared<QkvPrimitive>(stream, qkv_), std::move(inputs));
   }
 
-  static void write(mx::array& pages, const mx::array& slots, const mx::array& qkv, int64_t first, mx::Stream stream) {
-    pages.overwrite_descriptor(mx::array(pages.shape(), pages.dtype(),
-                                         std::make_shared<WriteHalfPrimitive>(stream, first), {pages, slots, qkv}));
-  }
-
   std::shared_ptr<const QkvShape> qkv_;
   std::shared_ptr<const AttendShape> attend_;
   std::vector<mx::array> qkv_inputs_, attend_inputs_;
@@ -346,14 +337,15 @@ class AttentionHalf {
 void bind_attention_half(nanobind::module_& m) {
   using namespace nanobind::literals;
   namespace nb = nanobind;
-  nb::class_<AttentionHalf>(m, "AttentionHalf")
+  nb::class_<AttentionOperation>(m, "AttentionOperation");
+  nb::class_<AttentionHalf, AttentionOperation>(m, "AttentionHalf")
       .def(nb::init<const Norm&, const std::vector<Weights>&, const Weights&, int64_t, int64_t, int64_t, float, float,
                     int64_t, float, const std::optional<Norm>&, const std::optional<Norm>&,
                     const std::optional<Norm>&>(),
            "norm"_a, "projections"_a, "o"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "rope_scale"_a,
            "window"_a, "softcap"_a, "q_norm"_a.none(), "k_norm"_a.none(), "post"_a.none())
       .def("__call__", &AttentionHalf::operator(), "x"_a, "positions"_a, "inv_freq"_a.none(), "keys"_a, "values"_a,
-           "slots"_a, "table"_a, "page_size"_a, "stream"_a = nb::none());
+           "slots"_a, "table"_a, "page_size"_a, "k_bits"_a, "v_bits"_a, "stream"_a = nb::none());
 }
 
 }  // namespace umlm

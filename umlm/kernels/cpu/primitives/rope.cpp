@@ -1,4 +1,4 @@
-// Rotary positions, and writes into pages.
+// Rotary positions.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/variant.h>
 
@@ -74,44 +74,12 @@ mx::array rope(const mx::array& x, const mx::array& positions, const mx::array& 
                    {x, mx::astype(positions, mx::int32, s), mx::astype(inv_freq, mx::float32, s)});
 }
 
-class WritePages : public CpuPrimitive {
- public:
-  using CpuPrimitive::CpuPrimitive;
-
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    const mx::array &pages = inputs[0], &values = inputs[2];
-    RowMajor old(pages), slots(inputs[1]), rows(values);
-    const Type type = type_of(values.dtype()), page_type = type_of(pages.dtype());
-    const int64_t count = inputs[1].size(), width = pages.shape(0) == 0 ? 0 : pages.size() / pages.shape(0);
-    allocate_like(pages, out);
-    const bool in_place = out.data<uint8_t>() == pages.data<uint8_t>();
-    const size_t bytes = pages.nbytes();
-    auto* result = out.data<uint8_t>();
-    mx::cpu::get_command_encoder(stream()).dispatch([=]() {
-      if (!in_place) std::memcpy(result, old.data(), bytes);
-      std::vector<float> scratch(width);
-      kernels().rope.write_rows(rows.data(), type, count, width, reinterpret_cast<const int32_t*>(slots.data()), result,
-                                page_type, scratch.data());
-    });
-  }
-
-  const char* name() const override { return "UmlmWritePages"; }
-  bool is_equivalent(const mx::Primitive&) const override { return true; }
-};
-
-void write_pages(mx::array& pages, const mx::array& slots, const mx::array& values, mx::StreamOrDevice s) {
-  pages.overwrite_descriptor(mx::array(pages.shape(), pages.dtype(), std::make_shared<WritePages>(mx::to_stream(s)),
-                                       {pages, mx::astype(slots, mx::int32, s), values}));
-}
-
 }  // namespace
 
 void bind_rope(nanobind::module_& m) {
   using namespace nanobind::literals;
   m.def("rope", &rope, "x"_a, "positions"_a, "inv_freq"_a, "scale"_a, nanobind::kw_only(),
         "stream"_a = nanobind::none());
-  m.def("write_pages", &write_pages, "pages"_a, "slots"_a, "values"_a, nanobind::kw_only(),
-        "stream"_a = nanobind::none(), "Let `pages` be the pages with the values written; in place where it can be.");
 }
 
 }  // namespace umlm

@@ -30,10 +30,17 @@ inline int64_t lanes_of(int64_t dims, Type type) {
   return (dims + step - 1) / step * step;
 }
 
-// A row's state: weighted sums of values, then the largest score and the sum of weights.
-inline int64_t state_size(const Attention& a) { return lanes_of(a.v_head_dim, a.type) + kLanes; }
+// In what keys and values meet the products: as they lie, or float32 where they are quantized or differ.
+inline Type product_type(const Attention& a) {
+  return a.k.kind == a.v.kind && a.k.kind < Kept::q8 ? static_cast<Type>(a.k.kind) : Type::f32;
+}
 
-inline float& largest(const Attention& a, float* state) { return state[lanes_of(a.v_head_dim, a.type)]; }
+inline int64_t sum_size(const Attention& a) { return lanes_of(a.v_head_dim, product_type(a)); }
+
+// A row's state: weighted sums of values, then the largest score and the sum of weights.
+inline int64_t state_size(const Attention& a) { return sum_size(a) + kLanes; }
+
+inline float& largest(const Attention& a, float* state) { return state[sum_size(a)]; }
 inline void clear(const Attention& a, int64_t rows, float* states) {
   const int64_t size = state_size(a);
   for (int64_t i = 0; i < rows * size; ++i) states[i] = 0;
@@ -44,7 +51,7 @@ inline void clear(const Attention& a, int64_t rows, float* states) {
 inline float weight(float x, float top) { return x < top - 86.0f || x == -kInfinity ? 0 : exp(x - top); }
 
 inline void merge_row(const Attention& a, float* total, const float* other) {
-  const int64_t dims = lanes_of(a.v_head_dim, a.type);
+  const int64_t dims = sum_size(a);
   const float mine = total[dims], theirs = other[dims], top = mine > theirs ? mine : theirs;
   const float keep = weight(mine, top), add = weight(theirs, top);
   for (int64_t i = 0; i < dims; i += kLanes) {
@@ -58,6 +65,16 @@ inline void merge(const Attention& a, int64_t rows, float* total, const float* o
   for (int64_t r = 0; r < rows; ++r) merge_row(a, total + r * state_size(a), other + r * state_size(a));
 }
 
+// The next place that is a cache line's first.
+inline float* aligned(float* at) {
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(at) + kCacheLine - 1) / kCacheLine * kCacheLine);
+}
+
+// Floats that a block of opened rows takes.
+inline int64_t tile_size(const Attention& a, const KeptRows& rows, int64_t dims) {
+  return rows.kind == static_cast<Kept>(product_type(a)) ? 0 : kBlockKeys * whole_codes(dims);
+}
+
 inline constexpr int64_t kRangeFloats = sizeof(Range) / sizeof(float);
 
 // What attend works with: one kv head, rows of some queries, all in scratch.
@@ -67,7 +84,7 @@ struct Work {
   int64_t head, first, rows, group;
   int64_t q_stride, size;
   bool many;
-  float *q, *states, *scores, *decays, *packed, *widened;
+  float *q, *states, *scores, *decays, *packed, *widened, *key_tile, *value_tile;
   Range* ranges;  // of keys that a row's query sees
 
   Work(const Attention& a, int64_t head, int64_t first, int64_t queries, float* scratch)
@@ -83,6 +100,8 @@ struct Work {
     decays = scores + rows * kBlockKeys;
     packed = decays + rows + kRowTile;
     widened = packed + kBlockKeys * q_stride;
+    key_tile = aligned(widened + kBlockKeys * size);
+    value_tile = key_tile + tile_size(a, a.k, a.head_dim);
     for (int64_t r = 0; r < rows; ++r) ranges[r] = visible(a, query(r));
   }
 
@@ -105,31 +124,49 @@ struct Work {
     }
   }
 
-  // Where the rows of a block's keys and values lie; the nearest of `range` stands in for those outside.
-  void find_rows(int64_t base, Range range, const void** keys, const void** values) const {
-    const int64_t first = base + range.begin, page_size = a.pages == nullptr ? INT64_MAX : a.page_size;
-    int64_t page = first / page_size, offset = first % page_size;
-    for (int64_t j = range.begin; j < range.end; ++j, ++offset) {
-      if (offset == page_size) ++page, offset = 0;
-      const int64_t slot = a.pages == nullptr ? offset : a.pages[page] * page_size + offset;
-      keys[j] = element(a.k, kType, (slot * a.kv_heads + head) * a.head_dim);
-      values[j] = element(a.v, kType, (slot * a.kv_heads + head) * a.v_head_dim);
-      prefetch(keys[j], a.head_dim);
-      prefetch(values[j], a.v_head_dim);
+  // Where the rows of the keys or values `range` of a part lie.
+  void find_rows(Range range, const KeptRows& from, const void** rows) const {
+    const int64_t page_size = a.pages == nullptr ? a.keys : a.page_size, stride = a.kv_heads * from.bytes;
+    const char* row = nullptr;
+    for (int64_t key = range.begin, left = 0; key < range.end; ++key, --left, row += stride) {
+      if (left == 0) {
+        const int64_t page = key / page_size, slot = (a.pages == nullptr ? 0 : a.pages[page]) * page_size;
+        left = (page + 1) * page_size - key;
+        row = static_cast<const char*>(from.base) + (slot + key % page_size) * stride + head * from.bytes;
+      }
+      rows[key % kPartKeys] = row;
     }
+  }
+
+  // The nearest keys of `range` stand in for those outside that make up fours.
+  static void fill_fours(Range range, const void** keys) {
     for (int64_t j = range.begin / 4 * 4; j < range.begin; ++j) keys[j] = keys[range.begin];
     for (int64_t j = range.end; j % 4 != 0; ++j) keys[j] = keys[range.end - 1];
   }
 
-  // Rows of a head lie apart, where the processor does not look ahead.
-  static void prefetch(const void* row, int64_t dims) {
-    const int64_t bytes = dims * (kType == Type::f32 ? 4 : 2);
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
+  // Make rows of the block ready for the products. Rows of a head lie apart, where the processor does not look ahead;
+  // of those that are opened, which takes time, the next block's are fetched meanwhile.
+  static void ready(Range range, int64_t known, const KeptRows& from, int64_t dims, float* tile, const void** rows) {
+    if (from.kind != static_cast<Kept>(kType)) return open_rows(from, dims, range.begin, range.end, known, tile, rows);
+    for (int64_t j = range.begin; j < range.end; ++j) prefetch(rows[j], from.bytes);
   }
 
-  void block(int64_t base, Range range) {
-    const void *keys[kBlockKeys], *values[kBlockKeys];
-    find_rows(base, range, keys, values);
+  void part(Range range) {
+    const void *keys[kPartKeys], *values[kPartKeys];
+    find_rows(range, a.k, keys);
+    find_rows(range, a.v, values);
+    for (int64_t base = range.begin / kBlockKeys * kBlockKeys; base < range.end; base += kBlockKeys) {
+      const Range own = both(range, {base, base + kBlockKeys});
+      block(base, {own.begin - base, own.end - base}, range.end - base, keys + base % kPartKeys,
+            values + base % kPartKeys);
+    }
+  }
+
+  // keys and values: the rows of the block, and of the part's later ones, `known` in all.
+  void block(int64_t base, Range range, int64_t known, const void** keys, const void** values) {
+    ready(range, known, a.k, a.head_dim, key_tile, keys);
+    ready(range, known, a.v, a.v_head_dim, value_tile, values);
+    fill_fours(range, keys);
     if (many) {
       pack_keys<kType>(keys, a.head_dim, range.begin, range.end, packed);
       if (widens()) widen_values(range, values);
@@ -260,22 +297,20 @@ void attend_as(const Attention& a, int64_t head, int64_t first, int64_t queries,
     const Range keys = both(all, {part * kPartKeys, (part + 1) * kPartKeys});
     if (keys.begin >= keys.end) continue;
     clear(a, work.rows, work.states);
-    for (int64_t base = keys.begin / kBlockKeys * kBlockKeys; base < keys.end; base += kBlockKeys) {
-      const Range block = both(keys, {base, base + kBlockKeys});
-      work.block(base, {block.begin - base, block.end - base});
-    }
+    work.part(keys);
     merge(a, work.rows, states, work.states);
   }
 }
 
 inline int64_t scratch_size(const Attention& a, int64_t queries) {
-  const int64_t rows = queries * (a.heads / a.kv_heads), q = lanes_of(a.head_dim, a.type);
-  return rows * (kRangeFloats + q + state_size(a) + kBlockKeys + 1) + kRowTile + kBlockKeys * (q + state_size(a));
+  const int64_t rows = queries * (a.heads / a.kv_heads), q = lanes_of(a.head_dim, product_type(a));
+  return rows * (kRangeFloats + q + state_size(a) + kBlockKeys + 1) + kRowTile + kBlockKeys * (q + state_size(a)) +
+         kCacheLine / sizeof(float) + tile_size(a, a.k, a.head_dim) + tile_size(a, a.v, a.v_head_dim);
 }
 
 inline void attend(const Attention& a, int64_t head, int64_t first, int64_t queries, int64_t begin, int64_t end,
                    float* states, float* scratch) {
-  switch (a.type) {
+  switch (product_type(a)) {
     case Type::f32: return attend_as<Type::f32>(a, head, first, queries, begin, end, states, scratch);
     case Type::f16: return attend_as<Type::f16>(a, head, first, queries, begin, end, states, scratch);
     case Type::bf16: return attend_as<Type::bf16>(a, head, first, queries, begin, end, states, scratch);
@@ -284,8 +319,8 @@ inline void attend(const Attention& a, int64_t head, int64_t first, int64_t quer
 
 // The sums of a state times factor, in the order of dims.
 inline void put_in_order(const Attention& a, const float* state, float factor, float* out) {
-  const int64_t dims = lanes_of(a.v_head_dim, a.type);
-  if (a.type != Type::bf16) {
+  const int64_t dims = sum_size(a);
+  if (product_type(a) != Type::bf16) {
     for (int64_t i = 0; i < dims; ++i) out[i] = state[i] * factor;
     return;
   }
@@ -299,7 +334,7 @@ inline void put_in_order(const Attention& a, const float* state, float factor, f
 
 inline void finish(const Attention& a, int64_t head, int64_t first, int64_t queries, const float* states,
                    float* scratch) {
-  const int64_t group = a.heads / a.kv_heads, dims = lanes_of(a.v_head_dim, a.type), size = state_size(a);
+  const int64_t group = a.heads / a.kv_heads, dims = sum_size(a), size = state_size(a);
   for (int64_t r = 0; r < queries * group; ++r) {
     const float* state = states + r * size;
     const int64_t q_head = head * group + r % group;

@@ -7,9 +7,13 @@
 #include "units/rope_generic.h"
 #include "units/attention_tiles.h"
 #include "units/attention_softmax.h"
+#include "units/page_rows.h"
 #include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
+#include "units/delta_generic.h"
+#include "units/scan_generic.h"
+#include "units/recurrence_generic.h"
 #include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 #include "units/quantized_bits_avx512.h"
@@ -31,9 +35,11 @@ const Kernels& kernels_avx512() {
       avx512::vnni::quantized_kernels,
       avx512::row_kernels,
       avx512::rope_kernels,
+      avx512::page_kernels,
       avx512::attention_kernels,
       avx512::dense_kernels,
       avx512::sampling_kernels,
+      avx512::recurrence_kernels,
   };
   return table;
 }

@@ -7,9 +7,13 @@
 #include "units/rope_generic.h"
 #include "units/attention_tiles.h"
 #include "units/attention_softmax.h"
+#include "units/page_rows.h"
 #include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
+#include "units/delta_generic.h"
+#include "units/scan_generic.h"
+#include "units/recurrence_generic.h"
 #include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 
@@ -21,9 +25,11 @@ const Kernels& kernels_neon() {
       neon::quantized_kernels,
       neon::row_kernels,
       neon::rope_kernels,
+      neon::page_kernels,
       neon::attention_kernels,
       neon::dense_kernels,
       neon::sampling_kernels,
+      neon::recurrence_kernels,
   };
   return table;
 }

@@ -1,4 +1,4 @@
-// Rotary positions, and rows that go into pages.
+// Rotary positions.
 
 namespace umlm::UNIT {
 
@@ -27,20 +27,6 @@ inline void rope_rows(const void* x, Type type, int64_t heads, int64_t dims, int
   }
 }
 
-inline void write_rows(const void* rows, Type type, int64_t count, int64_t width, const int32_t* slots, void* pages,
-                       Type page_type, float* scratch) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint8_t* from = element(rows, type, i * width);
-    auto* to = const_cast<uint8_t*>(element(pages, page_type, slots[i] * width));
-    if (type == page_type) {
-      __builtin_memcpy(to, from, width * (type == Type::f32 ? 4 : 2));
-    } else {
-      widen(from, type, width, scratch);
-      narrow(scratch, page_type, width, to);
-    }
-  }
-}
-
-inline constexpr RopeKernels rope_kernels = {turns, rope_rows, write_rows};
+inline constexpr RopeKernels rope_kernels = {turns, rope_rows};
 
 }  // namespace umlm::UNIT
