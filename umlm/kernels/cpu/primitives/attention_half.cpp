@@ -42,7 +42,7 @@ class QkvPrimitive : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
-    auto work = std::make_shared<Work>(inputs, shape_);
+    auto work = std::make_shared<Work>(inputs, shape_, precision_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
   }
   const char* name() const override { return "UmlmQkvHalf"; }
@@ -53,12 +53,13 @@ class QkvPrimitive : public CpuPrimitive {
     int64_t rows, columns, half;
     RowMajor x, positions, frequencies;
     Type type;
+    Precision precision;
     bool turned, per_token;
     NormInput norm;
     std::optional<NormInput> q_norm, k_norm;
     std::vector<Projection> projections;
 
-    Work(const std::vector<mx::array>& in, std::shared_ptr<const QkvShape> shape)
+    Work(const std::vector<mx::array>& in, std::shared_ptr<const QkvShape> shape, Precision precision)
         : s(std::move(shape)),
           rows(in[kX].size() / in[kX].shape(-1)),
           columns(in[kX].shape(-1)),
@@ -67,6 +68,7 @@ class QkvPrimitive : public CpuPrimitive {
           positions(in[kPositions]),
           frequencies(in[kFrequencies]),
           type(type_of(in[kX].dtype())),
+          precision(precision),
           turned(in[kFrequencies].dtype() == mx::float32),
           per_token(in[kFrequencies].ndim() > 1),
           norm(in[s->norm_at], s->eps, s->offset) {
@@ -82,7 +84,7 @@ class QkvPrimitive : public CpuPrimitive {
       auto* projected = normed + rows * columns;
       const WideRows wide(x.data(), type, rows * columns);
       norm.run(wide.data(), type, rows, columns, normed);
-      Activations activations(normed, type, rows, columns);
+      Activations activations(normed, type, precision, rows, columns);
       std::vector<Projection*> all;
       float* to = projected;
       for (Projection& projection : projections) {
@@ -168,7 +170,7 @@ class AttendHalfPrimitive : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
-    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_, k_, v_);
+    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_, k_, v_, precision_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<uint8_t>()]() { work->run(result); });
   }
   const char* name() const override { return "UmlmAttendHalf"; }
@@ -180,12 +182,13 @@ class AttendHalfPrimitive : public CpuPrimitive {
     int64_t page_size, rows, columns;
     RowMajor x, qkv, keys, values, positions;
     Type type;
+    Precision precision;
     KeptRows k, v;
     Projection o;
     std::optional<NormInput> post;
 
     Work(const std::vector<mx::array>& in, std::shared_ptr<const AttendShape> shape, std::shared_ptr<PageTable> table,
-         int64_t page_size, KeptRows k, KeptRows v)
+         int64_t page_size, KeptRows k, KeptRows v, Precision precision)
         : s(std::move(shape)),
           table(std::move(table)),
           page_size(page_size),
@@ -197,6 +200,7 @@ class AttendHalfPrimitive : public CpuPrimitive {
           values(in[kValues]),
           positions(in[kPositions]),
           type(type_of(in[kX].dtype())),
+          precision(precision),
           k(k),
           v(v),
           o(in, s->o_at, s->o) {
@@ -210,7 +214,7 @@ class AttendHalfPrimitive : public CpuPrimitive {
       auto* y = attended + rows * q_width;
       attend(attended);
       round_to(type, attended, rows * q_width);
-      Activations activations(attended, type, rows, q_width);
+      Activations activations(attended, type, precision, rows, q_width);
       o.begin(activations, y);
       project({&o});
       const WideRows wide(x.data(), type, rows * columns);

@@ -28,7 +28,7 @@ class MlpHalfPrimitive : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
-    auto work = std::make_shared<Work>(inputs, shape_);
+    auto work = std::make_shared<Work>(inputs, shape_, precision_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<uint8_t>()]() { work->run(result); });
   }
 
@@ -38,15 +38,17 @@ class MlpHalfPrimitive : public CpuPrimitive {
   struct Work {
     RowMajor x;
     Type type;
+    Precision precision;
     NormInput norm;
     Projection gate, up, down;
     std::optional<NormInput> post;
     Activation activation;
     int64_t rows, columns;
 
-    Work(const std::vector<mx::array>& in, const MlpShape& s)
+    Work(const std::vector<mx::array>& in, const MlpShape& s, Precision precision)
         : x(in[0]),
           type(type_of(in[0].dtype())),
+          precision(precision),
           norm(in[s.norm_at], s.eps, s.offset),
           gate(in, s.gate_at, s.gate),
           up(in, s.up_at, s.up),
@@ -64,7 +66,7 @@ class MlpHalfPrimitive : public CpuPrimitive {
       auto *gates = normed + rows * columns, *ups = gates + rows * width, *downs = ups + rows * width;
       const WideRows values(x.data(), type, rows * columns);
       norm.run(values.data(), type, rows, columns, normed);
-      Activations activations(normed, type, rows, columns);
+      Activations activations(normed, type, precision, rows, columns);
       gate.begin(activations, gates);
       up.begin(activations, ups);
       parallel_for(gate.num_pieces(), 1, [&](int64_t begin, int64_t end) {
@@ -77,7 +79,7 @@ class MlpHalfPrimitive : public CpuPrimitive {
           round_to(type, gates + at, last - first);
         }
       });
-      Activations inner(gates, type, rows, width);
+      Activations inner(gates, type, precision, rows, width);
       down.begin(inner, downs);
       project({&down});
       add_residual(values.data(), downs, post ? &*post : nullptr, type, rows, columns, out);

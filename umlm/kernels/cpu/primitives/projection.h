@@ -26,8 +26,8 @@ inline void round_to(Type type, float* values, int64_t count) {
 // Rows [rows, columns] of a type, held in float32, prepared once for every coding that asks.
 class Activations {
  public:
-  Activations(const float* values, Type type, int64_t rows, int64_t columns)
-      : values(values), type(type), rows(rows), columns(columns) {}
+  Activations(const float* values, Type type, Precision precision, int64_t rows, int64_t columns)
+      : values(values), type(type), rows(rows), columns(columns), digits_(num_digits(type, precision)) {}
 
   // Not to be called from several threads at once.
   const Operand& operand(const QuantizedMatrix& w) {
@@ -36,7 +36,7 @@ class Activations {
     }
     const QuantizedKernels& k = kernels().quantized;
     auto scratch = std::make_unique<Scratch>(rows * k.prepared_bytes(w));
-    Operand operand = k.operand(w, values, Type::f32, num_digits(type), rows, scratch->data());
+    Operand operand = k.operand(w, values, Type::f32, digits_, rows, scratch->data());
     if (rows > 8) {
       parallel_for(rows, 4, [&](int64_t begin, int64_t end) { k.prepare(w, operand, begin, end); });
     } else {
@@ -65,6 +65,7 @@ class Activations {
     Operand operand;
     std::unique_ptr<Scratch> scratch;
   };
+  const int digits_;
   std::vector<Ready> ready_;
   std::unique_ptr<Scratch> halves_;
 };
