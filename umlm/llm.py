@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import reprlib
 import threading
@@ -24,10 +25,12 @@ from umlm.engine.params import SamplingParams
 from umlm.engine.results import Result, collect, raise_errors
 from umlm.engine.runner import Runner
 from umlm.engine.scheduler import Scheduler
+from umlm.engine.service import Service
 from umlm.engine.settings import EngineSettings
 from umlm.engine.stream import Stream
 from umlm.engine.thread import EngineThread
 from umlm.models import Decoder, ModelConfig, build, config_from_dict
+from umlm.options import options_of
 from umlm.text import Tokenizer
 from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.folder import open_checkpoint
@@ -40,6 +43,7 @@ Messages: TypeAlias = Sequence[Message]
 Prompt: TypeAlias = "str | Messages | Sequence[int]"
 Options = TypeVar("Options", SamplingParams, EngineSettings)
 T = TypeVar("T")
+SERVICE = tuple(item.name for item in options_of(Service))
 ARRAYS = (np.ndarray, mx.array)
 KINDS = "a text, messages, token ids, or a list of these"
 
@@ -128,14 +132,15 @@ class LLM:
 
         prompt   a text (continued as it is), messages (through the chat template), token ids, or a list of these,
                  which gives a list of results in the same order
-        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, ...
+        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, ...; and fields of
+                 Service: priority, queue_timeout, timeout, cache_salt
         Raises ValueError for wrong values, GenerationError where the model's numbers went wrong. An interrupt ends
         what it has begun and leaves the model usable.
         """
-        chosen = _with(params or SamplingParams(), options)
+        chosen = _request_options(params, options)
         single = _is_single(prompt)
         prompts: list[Any] = [prompt] if single else list(prompt)
-        results = self._run([self.encode(each) for each in prompts], chosen)
+        results = self._run([self.encode(each) for each in prompts], *chosen)
         return results[0] if single else results
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Stream:
@@ -143,7 +148,7 @@ class LLM:
 
         Leaving the loop early, or close(), ends the request. Arguments as in `generate`.
         """
-        return self.engine.submit(self.encode(prompt), _with(params or SamplingParams(), options))
+        return self.engine.submit(self.encode(prompt), *_request_options(params, options))
 
     def chat(
         self,
@@ -159,13 +164,13 @@ class LLM:
         """Answer a conversation through the chat template; a text is one user message.
 
         variables  what the template reads beyond messages, tools and documents, such as enable_thinking
-        options    fields of SamplingParams, over `params`
+        options    as in `generate`
         """
-        chosen = _with(params or SamplingParams(), options)
+        chosen = _request_options(params, options)
         ids = self.tokenizer.apply_chat_template(
             conversation(messages, system), tools=tools, documents=documents, **(variables or {})
         )
-        return self._run([ids], chosen)[0]
+        return self._run([ids], *chosen)[0]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt: a text as the model wants raw text, messages through the chat template.
@@ -189,6 +194,10 @@ class LLM:
             prompt, lambda tokens: {i: x[0] for i, x in self.model.hidden_states(tokens, wanted).items()}
         )
 
+    def forget_prefixes(self) -> None:
+        """Compute every prompt anew from here on: call it after changing the model's weights."""
+        self.engine.call(self.engine.scheduler.prefixes.renew)
+
     def close(self) -> None:
         """End all requests and the engine thread. May be called again."""
         self.engine.stop()
@@ -202,9 +211,9 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.config.model_type}, context {self.context})"
 
-    def _run(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Result]:
+    def _run(self, prompts: Sequence[list[int]], params: SamplingParams, service: Service) -> list[Result]:
         with contextlib.ExitStack() as stack:  # whatever happens, nothing that was begun goes on
-            streams = [stack.enter_context(self.engine.submit(ids, params)) for ids in prompts]
+            streams = [stack.enter_context(self.engine.submit(ids, params, service)) for ids in prompts]
             results = [collect(ids, params.n, chunks) for ids, chunks in zip(prompts, streams, strict=True)]
         raise_errors(results)
         return results
@@ -244,7 +253,7 @@ def _open(
     tokenizer = checkpoint.load_tokenizer()
     with byte_bar(f"loading {name}", progress) as report:
         model = load_model(checkpoint, dtype, _unless(cancelled, report))
-    engine = _engine(model, tokenizer, memory, settings, thread)
+    engine = _engine(model, tokenizer, checkpoint, memory, settings, thread)
     return LLM(name, model, tokenizer, engine, memory, checkpoint, settings)
 
 
@@ -270,22 +279,36 @@ def _unless(cancelled: threading.Event, report: Report) -> Report:
 
 
 def _engine(
-    model: Decoder, tokenizer: Tokenizer, memory: PagePlan, settings: EngineSettings, thread: EngineThread
+    model: Decoder,
+    tokenizer: Tokenizer,
+    checkpoint: Checkpoint,
+    memory: PagePlan,
+    settings: EngineSettings,
+    thread: EngineThread,
 ) -> Engine:
-    scheduler = Scheduler(
-        PagePool(memory.num_pages, memory.page_size),
-        token_budget=settings.token_budget,
-        max_requests=settings.max_requests,
-        max_chunk=settings.max_chunk,
-    )
     store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype, settings.bits)
     return Engine(
         Runner(model, store),
-        scheduler,
+        _scheduler(model, checkpoint, memory, settings),
         tokenizer,
         context=_context(model.config, settings),
         vocab_size=model.config.vocab_size,
         thread=thread,
+    )
+
+
+def _scheduler(model: Decoder, checkpoint: Checkpoint, memory: PagePlan, settings: EngineSettings) -> Scheduler:
+    shapes = [tensor.shape for name, tensor in checkpoint.tensors.items() if ".layers." in name]
+    return Scheduler(
+        PagePool(memory.num_pages, memory.page_size),
+        token_budget=settings.token_budget,
+        max_requests=settings.max_requests,
+        max_chunk=settings.max_chunk,
+        prefix_cache=settings.prefix_cache,
+        guaranteed=settings.admission == "guaranteed",
+        parity=model.config.context_parity(sum(math.prod(shape) for shape in shapes)),
+        source=f"{checkpoint.path.resolve()} {model.dtype} {settings.kv_bits} {settings.activations}",
+        length_kind=model.config.length_kind,
     )
 
 
@@ -321,12 +344,19 @@ def _context(config: ModelConfig, settings: EngineSettings) -> int:
     return settings.context or made_for
 
 
-def _with(options: Options, changes: Mapping[str, Any]) -> Options:
-    """Options with some fields changed; ValueError names an unknown field."""
-    known = {field.name for field in dataclasses.fields(options)}
+def _request_options(params: SamplingParams | None, options: Mapping[str, Any]) -> tuple[SamplingParams, Service]:
+    """Both kinds of options of a request; ValueError names a field that neither has."""
+    own = {name: options[name] for name in SERVICE if name in options}
+    rest = {name: value for name, value in options.items() if name not in own}
+    return _with(params or SamplingParams(), rest, SERVICE), Service(**own)
+
+
+def _with(options: Options, changes: Mapping[str, Any], others: Iterable[str] = ()) -> Options:
+    """Options with some fields changed; ValueError names an unknown field, and with the known ones `others`."""
+    known: set[str] = {field.name for field in dataclasses.fields(options)}
     for name in changes:
         if name not in known:
-            raise ValueError(f"{name!r} is not an option; known: {', '.join(sorted(known))}")
+            raise ValueError(f"{name!r} is not an option; known: {', '.join(sorted({*known, *others}))}")
     return dataclasses.replace(options, **changes) if changes else options
 
 

@@ -31,6 +31,13 @@ class EngineSettings:
         "all bits; the default is int16 with dtype auto, else exact",
         choices=("exact", "int16", "int8"),
     )
+    prefix_cache: bool = option(True, "keep what was computed of prompts and answers, for those that begin alike")
+    admission: str = option(
+        "optimistic",
+        "begin requests while pages last and take them from the newest when they run out, or only with pages "
+        "for their greatest length",
+        choices=("optimistic", "guaranteed"),
+    )
     memory_fraction: float = option(0.8, "share of the available memory to use", gt=0, le=1)
 
     def __post_init__(self) -> None:
