@@ -148,13 +148,17 @@ struct Work {
   // of those that are opened, which takes time, the next block's are fetched meanwhile.
   static void ready(Range range, int64_t known, const KeptRows& from, int64_t dims, float* tile, const void** rows) {
     if (from.kind != static_cast<Kept>(kType)) return open_rows(from, dims, range.begin, range.end, known, tile, rows);
-    for (int64_t j = range.begin; j < range.end; ++j) prefetch(rows[j], from.bytes);
+    for (int64_t j = range.begin; j < range.end && j + kBlockKeys < known; ++j) prefetch(rows[j + kBlockKeys], from.bytes);
   }
 
   void part(Range range) {
     const void *keys[kPartKeys], *values[kPartKeys];
     find_rows(range, a.k, keys);
     find_rows(range, a.v, values);
+    for (int64_t key = range.begin; key < range.end && key < range.begin + kBlockKeys; ++key) {
+      prefetch(keys[key % kPartKeys], a.k.bytes);
+      prefetch(values[key % kPartKeys], a.v.bytes);
+    }
     for (int64_t base = range.begin / kBlockKeys * kBlockKeys; base < range.end; base += kBlockKeys) {
       const Range own = both(range, {base, base + kBlockKeys});
       block(base, {own.begin - base, own.end - base}, range.end - base, keys + base % kPartKeys,

@@ -1,5 +1,5 @@
 // More rows of activations meet panels: the codes of 32 weight rows, decoded once and transposed so that a vector has
-// four values of each of 16 rows. Needs quantized_vnni_sums.h.
+// four values of each of 16 rows. Needs quantized_vnni_heads.h.
 
 #include <stdlib.h>
 
@@ -71,20 +71,22 @@ UMLM_INLINE void transpose(__m512i (&rows)[16]) {
   }
 }
 
-// The codes of a step of the rows n .., 16 of them, into half a panel.
-template <typename Policy, int kChunk, bool kWhole>
-UMLM_INLINE void pack_step(const Product& p, const Policy& policy, int64_t n, int64_t count, int64_t step,
-                           __m512i* out) {
-  constexpr int kDwords = kChunk / 4;
+// Ask for the bytes of the 16 weight rows after these, a share in every step.
+UMLM_INLINE void prefetch_next(const Product& p, int64_t n, int64_t step) {
+  const int64_t share = (16 * p.w.row_bytes / p.steps + 63) / 64 * 64;
+  const char* from = reinterpret_cast<const char*>(p.w.weight + (n + 16) * p.w.row_bytes) + step * share;
+  for (int64_t i = 0; i < share; i += 64) _mm_prefetch(from + i, _MM_HINT_T0);
+}
+
+// A step of 16 weight rows, in fours, into half a panel: codes, scales and offsets.
+template <typename Policy, int C, bool kWhole>
+UMLM_INLINE void pack_step(const Product& p, const Policy& policy, const Spread<C>& spread,
+                           const FourRows<Policy, C>* fours, int64_t step, const Panel& panel, int half) {
+  constexpr int kDwords = C / 4, kCount = Chunks<C>::kCount;
   __m512i parts[kVectors][16];
-  const int64_t row_bytes = p.w.row_bytes, ahead = 16 * row_bytes;
   for (int r = 0; r < 16; ++r) {
-    __m512i codes[kVectors] = {};
-    if (r < count) {
-      const uint8_t* row = p.w.weight + (n + r) * row_bytes;
-      _mm_prefetch(reinterpret_cast<const char*>(row) + ahead + step * (row_bytes / p.steps), _MM_HINT_T0);
-      policy.template decode<kWhole>(row, step, p.w.columns - step * kValues, codes);
-    }
+    __m512i codes[kVectors];
+    policy.template decode<kWhole>(fours[r / 4].codes[r % 4], step, p.w.columns - step * kValues, codes);
     parts[0][r] = codes[0], parts[1][r] = codes[1];
   }
   for (int v = 0; v < kVectors; ++v) {
@@ -92,37 +94,32 @@ UMLM_INLINE void pack_step(const Product& p, const Policy& policy, int64_t n, in
     for (int lane = 0; lane < 16; ++lane) {
       const int dword = lane * kVectors + v;
       const int64_t at = (dword / kDwords * p.steps + step) * kDwords + dword % kDwords;
-      _mm512_store_si512(out + at * kPanelVectors, parts[v][lane]);
+      _mm512_store_si512(panel.codes + at * kPanelVectors + half, parts[v][lane]);
     }
+  }
+  for (int four = 0; four < 4; ++four) {
+    __m512 scales[Chunks<C>::kVectors], offsets[Chunks<C>::kVectors];
+    fours[four].template at<kWhole>(spread, step, scales, offsets);
+    const int64_t first = step * kCount * kPanelRows + 16 * half + 4 * four;
+    put_chunks<C>(scales, panel.scales + first, kPanelRows);
+    if (fours[four].has_offsets) put_chunks<C>(offsets, panel.offsets + first, kPanelRows);
   }
 }
 
-// from [16][room] floats, a group a column -> to [group][32 rows]
-inline void pack_scales(const float* const* from, int64_t groups, float* to) {
-  for (int64_t g = 0; g < groups; g += 16) {
-    __m512i rows[16];
-    for (int r = 0; r < 16; ++r) {
-      rows[r] = from[r] == nullptr ? _mm512_setzero_si512() : _mm512_loadu_si512(from[r] + g);
-    }
-    transpose(rows);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(to + (g + i) * kPanelRows, rows[i]);
-  }
-}
-
+// The weight rows n .., of which at least one exists.
 template <typename Policy, int C>
-void pack_half(const Product& p, const Policy& policy, int64_t n, int64_t count, const Panel& panel, int half,
+void pack_half(const Product& p, const Policy& policy, const Spread<C>& spread, int64_t n, const Panel& panel, int half,
                float* scratch) {
-  const float *scales[16] = {}, *offsets[16] = {};
-  const int64_t room = 2 * scale_room(p.w);
-  for (int64_t r = 0; r < count; ++r) {
-    const RowScales own = expand(p.w, p.codes, n + r, scratch + r * room);
-    scales[r] = own.scales, offsets[r] = own.offsets;
+  const int64_t room = 4 * 2 * scale_room(p.w), whole = p.w.columns / kValues;
+  const FourRows<Policy, C> fours[4] = {{p, n, scratch},
+                                        {p, n + 4, scratch + room},
+                                        {p, n + 8, scratch + 2 * room},
+                                        {p, n + 12, scratch + 3 * room}};
+  for (int64_t step = 0; step < whole; ++step) {
+    prefetch_next(p, n, step);
+    pack_step<Policy, C, true>(p, policy, spread, fours, step, panel, half);
   }
-  pack_scales(scales, p.groups, panel.scales + 16 * half);
-  if (has_offsets(p.w.layout, p.codes)) pack_scales(offsets, p.groups, panel.offsets + 16 * half);
-  const int64_t whole = p.w.columns / kValues;
-  for (int64_t step = 0; step < whole; ++step) pack_step<Policy, C, true>(p, policy, n, count, step, panel.codes + half);
-  if (whole < p.steps) pack_step<Policy, C, false>(p, policy, n, count, whole, panel.codes + half);
+  if (whole < p.steps) pack_step<Policy, C, false>(p, policy, spread, fours, whole, panel, half);
 }
 
 // Rows that a tile takes with D digits: as many as its sums leave registers for.
@@ -230,6 +227,7 @@ template <typename Policy, int C, int D>
 void many_rows(const Product& p, int64_t begin, int64_t end) {
   static thread_local PanelMemory memory;
   const Policy policy(p.w);
+  const Spread<C> spread;
   const bool offsets = has_offsets(p.w.layout, p.codes);
   const int64_t bytes = Panel::bytes(p), fit = kPanelBytes / bytes;
   const int64_t most = fit < 1 ? 1 : fit < kMostPanels ? fit : kMostPanels;
@@ -238,9 +236,8 @@ void many_rows(const Product& p, int64_t begin, int64_t end) {
   for (int64_t n = begin; n < end; n += most * kPanelRows) {
     const int64_t left = end - n, panels = left < most * kPanelRows ? (left + kPanelRows - 1) / kPanelRows : most;
     for (int64_t i = 0; i < 2 * panels; ++i) {
-      const int64_t rows = left - 16 * i;
       const Panel panel(p, place + i / 2 * bytes);
-      pack_half<Policy, C>(p, policy, n + 16 * i, rows < 0 ? 0 : rows < 16 ? rows : 16, panel, static_cast<int>(i % 2), scratch);
+      pack_half<Policy, C>(p, policy, spread, n + 16 * i, panel, static_cast<int>(i % 2), scratch);
     }
     for (int64_t m = 0, count; m < p.x.rows; m += count) {
       count = tile_rows<D>(p.x.rows - m);

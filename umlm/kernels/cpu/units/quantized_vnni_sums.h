@@ -122,22 +122,30 @@ struct Spread {
   }
 };
 
+// Chunk k of four weight rows, as `reduce` has them, to four floats at out + k * stride.
+template <int C>
+UMLM_INLINE void put_chunks(const __m512* values, float* out, int64_t stride) {
+#pragma GCC unroll 8
+  for (int k = 0; k < Chunks<C>::kCount; ++k) {
+    const int j = C == 16 ? k / 2 : k * 4 / Chunks<C>::kCount;
+    const __m512 from = values[C == 16 ? k % 2 : 0];
+    const __m128 part = j == 0   ? _mm512_castps512_ps128(from)
+                        : j == 1 ? _mm512_extractf32x4_ps(from, 1)
+                        : j == 2 ? _mm512_extractf32x4_ps(from, 2)
+                                 : _mm512_extractf32x4_ps(from, 3);
+    _mm_store_ps(out + k * stride, part);
+  }
+}
+
 // out[r] = the sum of row r's chunks, in their order.
 template <int C>
 UMLM_INLINE __m128 total(const __m512* sums) {
-  auto chunk = [&](int k) __attribute__((always_inline)) {
-    const int j = C == 16 ? k / 2 : k * 4 / Chunks<C>::kCount;
-    const __m512 from = sums[C == 16 ? k % 2 : 0];
-    __m128 part = j == 0   ? _mm512_castps512_ps128(from)
-                  : j == 1 ? _mm512_extractf32x4_ps(from, 1)
-                  : j == 2 ? _mm512_extractf32x4_ps(from, 2)
-                           : _mm512_extractf32x4_ps(from, 3);
-    return part;
-  };
-  __m128 sum = chunk(0);
+  alignas(16) float chunks[Chunks<C>::kCount * 4];
+  put_chunks<C>(sums, chunks, 4);
+  __m128 sum = _mm_load_ps(chunks);
 #pragma GCC unroll 8
   for (int k = 1; k < Chunks<C>::kCount; ++k) {
-    sum = _mm_add_ps(sum, chunk(k));
+    sum = _mm_add_ps(sum, _mm_load_ps(chunks + 4 * k));
     asm("" : "+v"(sum));
   }
   return sum;
