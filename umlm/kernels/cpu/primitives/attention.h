@@ -142,13 +142,15 @@ class Plan {
   }
 
   void split(const Attention& a, int64_t begin, int64_t end) {
-    const int64_t part = rows(a, a.queries) * size(a);
-    for (int64_t head = 0; head < a.kv_heads; ++head) {
-      splits_.push_back({&a, head, end - begin, states_});
-      for (int64_t i = begin; i < end; ++i, states_ += part) {
-        add({&a, head, 0, a.queries, i, i + 1, states_});
+    const int64_t parts = end - begin, part = rows(a, a.queries) * size(a);
+    for (int64_t head = 0; head < a.kv_heads; ++head) splits_.push_back({&a, head, parts, states_ + head * parts * part});
+    // the heads of a key lie together, so they follow each other
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t head = 0; head < a.kv_heads; ++head) {
+        add({&a, head, 0, a.queries, i, i + 1, states_ + (head * parts + i - begin) * part});
       }
     }
+    states_ += a.kv_heads * parts * part;
   }
 
   static void compute(const Item& item, float* states) {

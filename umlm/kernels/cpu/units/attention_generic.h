@@ -77,6 +77,9 @@ inline int64_t tile_size(const Attention& a, const KeptRows& rows, int64_t dims)
 
 inline constexpr int64_t kRangeFloats = sizeof(Range) / sizeof(float);
 
+// Most bytes that the keys, or the values, of all heads of a part may take to be asked for together.
+inline constexpr int64_t kPartBytes = 256 << 10;
+
 // What attend works with: one kv head, rows of some queries, all in scratch.
 template <Type kType>
 struct Work {
@@ -146,19 +149,26 @@ struct Work {
 
   // Make rows of the block ready for the products. Rows of a head lie apart, where the processor does not look ahead;
   // of those that are opened, which takes time, the next block's are fetched meanwhile.
-  static void ready(Range range, int64_t known, const KeptRows& from, int64_t dims, float* tile, const void** rows) {
+  void ready(Range range, int64_t known, const KeptRows& from, int64_t dims, float* tile, const void** rows) const {
     if (from.kind != static_cast<Kept>(kType)) return open_rows(from, dims, range.begin, range.end, known, tile, rows);
-    for (int64_t j = range.begin; j < range.end && j + kBlockKeys < known; ++j) prefetch(rows[j + kBlockKeys], from.bytes);
+    fetch(from, rows + kBlockKeys, range.begin, range.end < known - kBlockKeys ? range.end : known - kBlockKeys);
+  }
+
+  // Ask for rows [begin, end): by the first head those of all heads, which lie together and come next, where they stay
+  // in the second cache until then.
+  void fetch(const KeptRows& from, const void* const* rows, int64_t begin, int64_t end) const {
+    const int64_t all = a.kv_heads * from.bytes;
+    const int64_t bytes = head == 0 && all * kPartKeys <= kPartBytes ? all : from.bytes;
+    for (int64_t j = begin; j < end; ++j) prefetch(rows[j], bytes);
   }
 
   void part(Range range) {
     const void *keys[kPartKeys], *values[kPartKeys];
     find_rows(range, a.k, keys);
     find_rows(range, a.v, values);
-    for (int64_t key = range.begin; key < range.end && key < range.begin + kBlockKeys; ++key) {
-      prefetch(keys[key % kPartKeys], a.k.bytes);
-      prefetch(values[key % kPartKeys], a.v.bytes);
-    }
+    const int64_t first = range.begin % kPartKeys, count = range.end - range.begin;
+    fetch(a.k, keys, first, first + (count < kBlockKeys ? count : kBlockKeys));
+    fetch(a.v, values, first, first + (count < kBlockKeys ? count : kBlockKeys));
     for (int64_t base = range.begin / kBlockKeys * kBlockKeys; base < range.end; base += kBlockKeys) {
       const Range own = both(range, {base, base + kBlockKeys});
       block(base, {own.begin - base, own.end - base}, range.end - base, keys + base % kPartKeys,
