@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import reprlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +16,12 @@ import mlx.core as mx
 import numpy as np
 
 from umlm import kernels
-from umlm.cache.budget import PagePlan, plan_pages
+from umlm.cache.budget import PagePlan
+from umlm.cache.memory import available_memory
 from umlm.cache.pool import PagePool
 from umlm.cache.store import PageStore
 from umlm.engine.engine import Engine
+from umlm.engine.fit import Fit
 from umlm.engine.params import SamplingParams
 from umlm.engine.results import Result, collect, raise_errors
 from umlm.engine.runner import Runner
@@ -31,7 +34,7 @@ from umlm.text import Tokenizer
 from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.folder import open_checkpoint
 from umlm.weights.hub import DEFAULT_MODEL, resolve
-from umlm.weights.load import load_model, loaded_bytes
+from umlm.weights.load import load_model
 from umlm.weights.progress import Report, byte_bar
 
 Message: TypeAlias = Mapping[str, Any]
@@ -39,6 +42,7 @@ Messages: TypeAlias = Sequence[Message]
 Prompt: TypeAlias = "str | Messages | Sequence[int]"
 Options = TypeVar("Options", SamplingParams, EngineSettings)
 T = TypeVar("T")
+log = logging.getLogger("umlm")
 ARRAYS = (np.ndarray, mx.array)
 KINDS = "a text, messages, token ids, or a list of these"
 
@@ -58,7 +62,7 @@ def load(
     dtype     of activations and float weights: "auto" (float32 on a CPU, else as stored), "float32", "float16",
               "bfloat16". Quantized matrices stay as they are.
     progress  bars on stderr; None: if it is a terminal
-    options   fields of EngineSettings: context, max_requests, memory_fraction, kv_bits, ...
+    options   fields of EngineSettings: context, max_requests, kv_memory, kv_bits, ...
     Raises FileNotFoundError, ValueError or OSError with one line that says what to do.
     """
     kernels.check_settings()
@@ -80,7 +84,7 @@ class LLM:
     model      the network, a plain mlx `nn.Module` with Hugging Face's parameter names
     config     its checked configuration
     tokenizer  text -> ids -> text, with the chat template
-    memory     what the page pool was cut from, in bytes
+    memory     how many pages there are and what they were cut from; memory.total is the forecast in bytes
     engine     what runs the requests
     checkpoint the files the model came from
 
@@ -227,12 +231,12 @@ def _open(
 ) -> LLM:
     """Runs on the engine thread: arrays made here are evaluated here."""
     checkpoint = open_checkpoint(path)
-    config = config_from_dict(checkpoint.config)
-    memory = _budget(checkpoint, config, dtype, settings)
-    tokenizer = checkpoint.load_tokenizer()
+    fit = Fit(checkpoint, build(config_from_dict(checkpoint.config)), dtype, settings)
+    tokenizer = checkpoint.load_tokenizer()  # what it takes is missing from the memory that is available
+    memory = _plan(fit)
     with byte_bar(f"loading {name}", progress) as report:
         model = load_model(checkpoint, dtype, _unless(cancelled, report))
-    return LLM(name, model, tokenizer, _engine(model, tokenizer, memory, settings, thread), memory, checkpoint)
+    return LLM(name, model, tokenizer, _engine(model, tokenizer, memory, fit, thread), memory, checkpoint)
 
 
 def _unless(cancelled: threading.Event, report: Report) -> Report:
@@ -246,9 +250,8 @@ def _unless(cancelled: threading.Event, report: Report) -> Report:
     return check
 
 
-def _engine(
-    model: Decoder, tokenizer: Tokenizer, memory: PagePlan, settings: EngineSettings, thread: EngineThread
-) -> Engine:
+def _engine(model: Decoder, tokenizer: Tokenizer, memory: PagePlan, fit: Fit, thread: EngineThread) -> Engine:
+    settings = fit.settings
     scheduler = Scheduler(
         PagePool(memory.num_pages, memory.page_size),
         token_budget=settings.token_budget,
@@ -260,42 +263,22 @@ def _engine(
         Runner(model, store),
         scheduler,
         tokenizer,
-        context=_context(model.config, settings),
+        context=fit.context,
         vocab_size=model.config.vocab_size,
         thread=thread,
     )
 
 
-KV_BYTES = 4  # float32, the widest that pages of floats are stored in: the promise holds for any dtype
-
-
-def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: EngineSettings) -> PagePlan:
-    """Refuse a model that does not fit, before its weights are read."""
-    context = _context(config, settings)
-    plan = plan_pages(
-        build(config).state_specs(),
-        weights_bytes=loaded_bytes(checkpoint, dtype),
-        bytes_per_value=KV_BYTES,
-        bits=settings.bits,
-        page_size=settings.page_size,
-        fraction=settings.memory_fraction,
-        max_tokens=context * settings.max_requests,
-    )
-    plan = plan if settings.num_pages is None else plan._replace(num_pages=settings.num_pages)
-    if settings.context is not None and plan.num_tokens < context:
-        raise ValueError(
-            f"context {context} does not fit: memory holds the keys and values of {plan.num_tokens} tokens "
-            f"({plan.page_bytes // plan.page_size} bytes each); lower context, raise memory_fraction "
-            "or keep them in fewer bits (kv_bits)"
+def _plan(fit: Fit) -> PagePlan:
+    """Refuse a model that does not fit, before its weights are read; say where memory cuts the context."""
+    plan = fit.plan(available_memory())
+    if plan.num_tokens < fit.context:
+        log.warning(
+            "requests are limited to %d tokens of %d: memory holds no more keys and values; `umlm plan` shows why",
+            plan.num_tokens,
+            fit.context,
         )
     return plan
-
-
-def _context(config: ModelConfig, settings: EngineSettings) -> int:
-    made_for = config.context_length
-    if settings.context is not None and settings.context > made_for:
-        raise ValueError(f"context {settings.context} is more than the {made_for} tokens that the model was made for")
-    return settings.context or made_for
 
 
 def _with(options: Options, changes: Mapping[str, Any]) -> Options:

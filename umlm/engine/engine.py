@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from umlm.cache.budget import peak_memory
+from umlm.cache.memory import peak_memory
 from umlm.engine.output import Chunk, Clock, Output, TextStream, Timings
 from umlm.engine.params import SamplingParams
 from umlm.engine.request import Request, State
