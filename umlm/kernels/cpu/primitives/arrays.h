@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/kernels.h"
+#include "core/memory.h"
 #include "mlx/allocator.h"
 #include "mlx/array.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -24,10 +25,8 @@ inline Type type_of(mx::Dtype dtype) {
 // Bytes that live as long as the lambda that holds them.
 class Scratch {
  public:
-  explicit Scratch(size_t bytes) : data_(static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64))) {
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  ~Scratch() { std::free(data_); }
+  explicit Scratch(size_t bytes) : data_(take_memory(bytes)) {}
+  ~Scratch() { give_memory(data_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   uint8_t* data() { return data_; }
@@ -35,5 +34,13 @@ class Scratch {
  private:
   uint8_t* data_;
 };
+
+// MLX's allocator for CPUs keeps the size of what it gives in the eight bytes before; a Buffer points to the size.
+// Other allocators' buffers are no plain pointers.
+inline constexpr int64_t kSizeBytes = 8;
+bool buffers_are_plain();
+
+// Memory for a result that comes from take_memory, so that it is used again and no page is cleared anew.
+mx::allocator::Data result_memory(size_t bytes);
 
 }  // namespace umlm

@@ -33,7 +33,7 @@ class AttentionPrimitive : public CpuPrimitive {
       : CpuPrimitive(stream), table_(std::move(table)), page_size_(page_size), k_(k), v_(v), options_(options) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(result_memory(out.nbytes()));
     std::vector<RowMajor> rows(inputs.begin(), inputs.end());
     Attention a = shapes(inputs);
     a.out = out.data<uint8_t>();

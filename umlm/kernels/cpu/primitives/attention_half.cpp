@@ -40,7 +40,7 @@ class QkvPrimitive : public CpuPrimitive {
       : CpuPrimitive(stream), shape_(std::move(shape)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(result_memory(out.nbytes()));
     auto work = std::make_shared<Work>(inputs, shape_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
   }
@@ -161,7 +161,7 @@ class AttendHalfPrimitive : public CpuPrimitive {
         v_(v) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(result_memory(out.nbytes()));
     auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_, k_, v_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
   }

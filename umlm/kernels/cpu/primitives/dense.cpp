@@ -60,7 +60,7 @@ class Matmul : public CpuPrimitive {
     product.weight_type = type_of(weight.dtype());
     product.bias_type = biased ? type_of(inputs[2].dtype()) : Type::f32;
     product.out_type = type_of(out.dtype());
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(result_memory(out.nbytes()));
     product.out = out.data<uint8_t>();
     mx::cpu::get_command_encoder(stream()).dispatch([=]() mutable {
       product.x = values.data();

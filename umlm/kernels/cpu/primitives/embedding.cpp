@@ -40,7 +40,7 @@ class Embedding : public CpuPrimitive {
       : CpuPrimitive(stream), coding_(coding), columns_(columns) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(result_memory(out.nbytes()));
     if (out.size() == 0) return;
     const Type type = type_of(out.dtype());
     const int64_t count = inputs[0].size(), row_bytes = columns_ * out.itemsize();

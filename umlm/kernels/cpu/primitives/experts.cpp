@@ -106,7 +106,7 @@ void multiply_transposed(const Job& job) {
 }
 
 void ExpertMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-  out.set_data(mx::allocator::malloc(out.nbytes()));
+  out.set_data(result_memory(out.nbytes()));
   if (out.size() == 0) return;
   const StoredMatrix stored(inputs, 2, coding_, columns_);
   auto* result = out.data<uint8_t>();

@@ -81,17 +81,6 @@ std::shared_ptr<Mapping> mapping_of(const OpenFile& file, const std::filesystem:
   return mapping;
 }
 
-// MLX's allocator for CPUs keeps the size of what it gives in the eight bytes before; a Buffer points to the size.
-// Other allocators' buffers are no plain pointers.
-constexpr int64_t kSizeBytes = 8;
-
-bool buffers_are_plain() {
-  const mx::allocator::Data probe = mx::allocator::malloc(48);
-  mx::allocator::Buffer buffer = probe.buffer();
-  const auto distance = static_cast<uint8_t*>(buffer.raw_ptr()) - static_cast<uint8_t*>(buffer.ptr());
-  return distance == kSizeBytes && *static_cast<uint64_t*>(buffer.ptr()) == mx::allocator::allocator().size(buffer);
-}
-
 int64_t checked_bytes(const std::vector<int>& shape, mx::Dtype dtype) {
   int64_t bytes = mx::size_of(dtype);
   for (int size : shape) {
@@ -110,7 +99,6 @@ mx::array copied(const uint8_t* from, int64_t bytes, mx::Shape shape, mx::Dtype 
 
 // MLX writes results into inputs that nobody else needs, but only into memory that its allocator gave, so never here.
 mx::array mapped(const std::filesystem::path& path, int64_t offset, const std::vector<int>& sizes, mx::Dtype dtype) {
-  static const bool plain = buffers_are_plain();
   const OpenFile file(path);
   const int64_t bytes = checked_bytes(sizes, dtype);
   mx::Shape shape(sizes.begin(), sizes.end());
@@ -122,7 +110,7 @@ mx::array mapped(const std::filesystem::path& path, int64_t offset, const std::v
   if (bytes == 0) return copied(nullptr, 0, std::move(shape), dtype);
   const std::shared_ptr<Mapping> mapping = mapping_of(file, path);
   uint8_t* at = mapping->data() + offset;
-  if (!plain || offset < kSizeBytes || offset % mx::size_of(dtype) != 0) {
+  if (!buffers_are_plain() || offset < kSizeBytes || offset % mx::size_of(dtype) != 0) {
     return copied(at, bytes, std::move(shape), dtype);
   }
   mx::allocator::Data data(mx::allocator::Buffer(at - kSizeBytes), [mapping](mx::allocator::Buffer) {});

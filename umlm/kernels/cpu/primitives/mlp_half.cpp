@@ -26,7 +26,7 @@ class MlpHalfPrimitive : public CpuPrimitive {
   MlpHalfPrimitive(mx::Stream stream, MlpShape shape) : CpuPrimitive(stream), shape_(std::move(shape)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+    out.set_data(result_memory(out.nbytes()));
     auto work = std::make_shared<Work>(inputs, shape_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
   }

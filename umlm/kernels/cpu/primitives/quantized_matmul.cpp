@@ -82,7 +82,7 @@ void multiply_transposed(const QuantizedMatrix& w, const void* x, Type type, int
 }
 
 void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
-  out.set_data(mx::allocator::malloc(out.nbytes()));
+  out.set_data(result_memory(out.nbytes()));
   if (out.size() == 0) return;
   const Type type = type_of(out.dtype());
   const StoredMatrix stored(inputs, 1, coding_, columns_);
