@@ -49,35 +49,37 @@ def pack(plan: Plan, page_size: int) -> Batch:
 
     A plan that samples nothing asks for its last place all the same: evaluating it is what writes the pages.
     """
-    rows = plan.rows
-    ends = np.cumsum([0, *(row.num_tokens for row in rows)])
-    places = [end - 1 for row, end in zip(rows, ends[1:], strict=True) if row.sample] or [ends[-1] - 1]
+    tokens: list[int] = []
+    positions: list[int] = []
+    lengths: list[int] = []
+    slots: list[int] = []
+    ends, places = [0], []
+    for row in plan.rows:
+        _append(row, page_size, tokens, positions, lengths, slots)
+        ends.append(len(tokens))
+        if row.sample:
+            places.append(ends[-1] - 1)
     return Batch(
-        tokens=_ints([token for row in rows for token in _tokens(row)])[None],
-        positions=_ints(np.concatenate([_positions(row) for row in rows])),
-        lengths=_ints(np.concatenate([np.maximum(_positions(row) + 1, row.request.num_prompt) for row in rows])),
-        slots=_ints(np.concatenate([_slots(row, page_size) for row in rows])),
-        page_table=[list(row.request.pages) for row in rows],
-        starts=ends.tolist(),
-        contexts=[row.start + row.num_tokens for row in rows],
-        sample_at=_ints(places),
+        tokens=_ints(tokens)[None],
+        positions=_ints(positions),
+        lengths=_ints(lengths),
+        slots=_ints(slots),
+        page_table=[list(row.request.pages) for row in plan.rows],
+        starts=ends,
+        contexts=[row.start + row.num_tokens for row in plan.rows],
+        sample_at=_ints(places or [ends[-1] - 1]),
     )
 
 
-def _tokens(row: Row) -> list[int]:
-    return row.request.tokens[row.start : row.start + row.num_tokens]
+def _append(
+    row: Row, page_size: int, tokens: list[int], positions: list[int], lengths: list[int], slots: list[int]
+) -> None:
+    request, places = row.request, range(row.start, row.start + row.num_tokens)
+    tokens += request.tokens[row.start : places.stop]
+    positions += places
+    lengths += [max(place + 1, request.num_prompt) for place in places]
+    slots += [request.pages[place // page_size] * page_size + place % page_size for place in places]
 
 
-def _positions(row: Row) -> np.ndarray:
-    return np.arange(row.start, row.start + row.num_tokens)
-
-
-def _slots(row: Row, page_size: int) -> np.ndarray:
-    positions = _positions(row)
-    first = row.start // page_size
-    pages = np.asarray(row.request.pages[first : positions[-1] // page_size + 1])
-    return pages[positions // page_size - first] * page_size + positions % page_size
-
-
-def _ints(values: Sequence[int] | np.ndarray) -> mx.array:
-    return mx.array(np.asarray(values, dtype=np.int32))
+def _ints(values: Sequence[int]) -> mx.array:
+    return mx.array(np.array(values, dtype=np.int32))
