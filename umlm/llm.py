@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import reprlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import mlx.core as mx
 import numpy as np
 
 from umlm import kernels
 from umlm.cache.budget import PagePlan
-from umlm.cache.memory import available_memory
+from umlm.cache.memory import Pressure, available_memory
 from umlm.cache.pool import PagePool
 from umlm.cache.store import PageStore
 from umlm.engine.engine import Engine
 from umlm.engine.fit import Fit
 from umlm.engine.params import SamplingParams
-from umlm.engine.results import Result, collect, raise_errors
+from umlm.engine.prompts import Messages, Prompt, conversation, each, is_conversation, is_single, token_ids
+from umlm.engine.reading import POOLINGS
+from umlm.engine.relief import Relief
+from umlm.engine.results import Result, Score, collect, raise_errors
 from umlm.engine.runner import Runner
 from umlm.engine.scheduler import Scheduler
 from umlm.engine.settings import EngineSettings
@@ -35,16 +36,11 @@ from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.folder import open_checkpoint
 from umlm.weights.hub import DEFAULT_MODEL, resolve
 from umlm.weights.load import load_model
-from umlm.weights.progress import Report, byte_bar
+from umlm.weights.progress import Report, byte_bar, count_bar
 
-Message: TypeAlias = Mapping[str, Any]
-Messages: TypeAlias = Sequence[Message]
-Prompt: TypeAlias = "str | Messages | Sequence[int]"
 Options = TypeVar("Options", SamplingParams, EngineSettings)
 T = TypeVar("T")
 log = logging.getLogger("umlm")
-ARRAYS = (np.ndarray, mx.array)
-KINDS = "a text, messages, token ids, or a list of these"
 
 
 def load(
@@ -108,28 +104,80 @@ class LLM:
         return self.engine.context
 
     @overload
-    def generate(self, prompt: str, params: SamplingParams | None = None, **options: Any) -> Result: ...
+    def generate(
+        self, prompt: str, params: SamplingParams | None = None, *, progress: bool | None = None, **options: Any
+    ) -> Result: ...
     @overload
     def generate(
-        self, prompt: Sequence[Any], params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Sequence[Any],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool | None = None,
+        **options: Any,
     ) -> Result | list[Result]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool | None = None,
+        **options: Any,
     ) -> Result | list[Result]:
         """Continue a prompt, or many at once.
 
         prompt   a text (continued as it is), messages (through the chat template), token ids, or a list of these,
                  which gives a list of results in the same order
-        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, ...
-        Raises ValueError for wrong values, GenerationError where the model's numbers went wrong. An interrupt ends
-        what it has begun and leaves the model usable.
+        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, prompt_logprobs, ...
+        progress a bar on stderr that counts prompts; None: for several, if it is a terminal
+        Raises ValueError for wrong values, of many prompts with the place of the wrong one, and GenerationError where
+        the model's numbers went wrong. An interrupt ends what it has begun and leaves the model usable.
         """
         chosen = _with(params or SamplingParams(), options)
-        single = _is_single(prompt)
-        prompts: list[Any] = [prompt] if single else list(prompt)
-        results = self._run([self.encode(each) for each in prompts], chosen)
-        return results[0] if single else results
+        results = self._run(self._encoded(prompt), chosen, progress=progress)
+        return results[0] if is_single(prompt) else results
+
+    @overload
+    def score(self, text: str, *, top: int = 0, progress: bool | None = None) -> Score: ...
+    @overload
+    def score(self, text: Sequence[Any], *, top: int = 0, progress: bool | None = None) -> Score | list[Score]: ...
+
+    def score(
+        self, text: Prompt | Sequence[Prompt], *, top: int = 0, progress: bool | None = None
+    ) -> Score | list[Score]:
+        """How likely the model finds given texts: the log-probability of every token after the first.
+
+        text  a text, messages, token ids, or a list of these, which gives a list of scores in the same order
+        top   so many likeliest tokens at each place too
+        Computed in chunks like any prompt, with the logits of a few places at a time. Raises as `generate` does.
+        """
+        prompts = self._encoded(text)
+        results = self._run(prompts, SamplingParams(max_tokens=0, prompt_logprobs=top), progress=progress)
+        scores = [Score(ids, result.prompt_logprobs or []) for ids, result in zip(prompts, results, strict=True)]
+        return scores[0] if is_single(text) else scores
+
+    def embed(
+        self,
+        text: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "mean",
+        normalize: bool = True,
+        progress: bool | None = None,
+    ) -> np.ndarray:
+        """Embeddings of texts: final hidden states pooled, float32 [hidden], or [texts, hidden] for a list.
+
+        pooling    "mean" over all tokens, the "last" token, or the first ("cls")
+        normalize  to length 1
+        Raises as `generate` does.
+        """
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        results = self._run(self._encoded(text), SamplingParams(), pooling=pooling, progress=progress)
+        vectors = np.stack([np.asarray(result.embedding) for result in results])
+        if normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        return vectors[0] if is_single(text) else vectors
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Stream:
         """Continue one prompt bit by bit: `for chunk in llm.stream(...)`, or `async for`.
@@ -167,9 +215,9 @@ class LLM:
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if _is_conversation(prompt):
+        if is_conversation(prompt):
             return self.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
-        return _token_ids(prompt)
+        return token_ids(prompt)
 
     def logits(self, prompt: Prompt) -> mx.array:
         """Logits of the next token after every token of a prompt: float [tokens, vocab], evaluated."""
@@ -195,10 +243,27 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.config.model_type}, context {self.context})"
 
-    def _run(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Result]:
+    def _encoded(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        """The token ids of one prompt or many."""
+        return list(each(self.encode, [prompt] if is_single(prompt) else list(prompt)))
+
+    def _run(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        *,
+        pooling: str | None = None,
+        progress: bool | None = None,
+    ) -> list[Result]:
+        results = []
+        shown = progress if len(prompts) > 1 or progress else False
         with contextlib.ExitStack() as stack:  # whatever happens, nothing that was begun goes on
-            streams = [stack.enter_context(self.engine.submit(ids, params)) for ids in prompts]
-            results = [collect(ids, params.n, chunks) for ids, chunks in zip(prompts, streams, strict=True)]
+            submitted = each(lambda ids: self.engine.submit(ids, params, pooling=pooling), prompts)
+            streams = [stack.enter_context(stream) for stream in submitted]
+            report = stack.enter_context(count_bar("prompts", shown))
+            for done, (ids, chunks) in enumerate(zip(prompts, streams, strict=True), start=1):
+                results.append(collect(ids, params.n, chunks))
+                report(done, len(prompts))
         raise_errors(results)
         return results
 
@@ -212,12 +277,6 @@ class LLM:
             return value
 
         return self.engine.call(run)
-
-
-def conversation(messages: str | Messages, system: str | None = None) -> list[Message]:
-    """Messages from a text or messages, with a system message put in front."""
-    turns: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    return turns if system is None else [{"role": "system", "content": system}, *turns]
 
 
 def _open(
@@ -251,14 +310,14 @@ def _unless(cancelled: threading.Event, report: Report) -> Report:
 
 
 def _engine(model: Decoder, tokenizer: Tokenizer, memory: PagePlan, fit: Fit, thread: EngineThread) -> Engine:
-    settings = fit.settings
+    settings, pool = fit.settings, PagePool(memory.num_pages, memory.page_size)
+    store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype, settings.bits)
     scheduler = Scheduler(
-        PagePool(memory.num_pages, memory.page_size),
+        pool,
         token_budget=settings.token_budget,
         max_requests=settings.max_requests,
         max_chunk=settings.max_chunk,
     )
-    store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype, settings.bits)
     return Engine(
         Runner(model, store),
         scheduler,
@@ -266,6 +325,7 @@ def _engine(model: Decoder, tokenizer: Tokenizer, memory: PagePlan, fit: Fit, th
         context=fit.context,
         vocab_size=model.config.vocab_size,
         thread=thread,
+        relieve=Relief(Pressure(memory.demand.reserve), pool, store, memory.page_bytes),
     )
 
 
@@ -288,25 +348,3 @@ def _with(options: Options, changes: Mapping[str, Any]) -> Options:
         if name not in known:
             raise ValueError(f"{name!r} is not an option; known: {', '.join(sorted(known))}")
     return dataclasses.replace(options, **changes) if changes else options
-
-
-def _is_single(prompt: Any) -> bool:
-    """A text, a conversation or token ids; else it is a list of these."""
-    if isinstance(prompt, str):
-        return True
-    if not isinstance(prompt, (Sequence, *ARRAYS)):
-        raise ValueError(f"the prompt must be {KINDS}, not {reprlib.repr(prompt)}")
-    if not len(prompt):
-        raise ValueError(f"the prompt is empty; give {KINDS}")
-    return prompt.ndim == 1 if isinstance(prompt, ARRAYS) else not isinstance(prompt[0], (str, Sequence, *ARRAYS))
-
-
-def _is_conversation(prompt: Any) -> bool:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    ids = np.asarray(prompt).tolist() if isinstance(prompt, ARRAYS) else prompt
-    if not isinstance(ids, Sequence) or not all(isinstance(token, Integral) for token in ids):
-        raise ValueError(f"a prompt must be a text, messages or token ids, not {reprlib.repr(prompt)}")
-    return list(ids)

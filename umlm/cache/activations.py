@@ -16,12 +16,13 @@ from umlm.kernels.backends import serving
 from umlm.models import Decoder
 from umlm.nn import Attention, GatedMLP
 
-FUSED_AHEAD = 12  # blocks of fused halves whose results are in memory together
+FUSED_AHEAD = 13  # blocks of fused halves whose results are in memory together
 SINGLE_AHEAD = 2.2  # the same, where every operation has a result of its own
 SAMPLER_COPIES = 3  # of the logits: as they came, adjusted, and what a filter or a top list makes of them
 SCORE_COPIES = 1.2  # of the scores, where attention is computed by plain operations
 GATHERED_COPIES = 3  # of the keys and values gathered for it
-ROWS_SCORED = 32  # places of a prompt whose logits are computed together
+LOGITS_SCORED = 1 << 21  # of places of a prompt that are scored together, for at most ROWS_SCORED places
+ROWS_SCORED = 32
 
 
 class Step(NamedTuple):
@@ -48,8 +49,13 @@ def activation_bytes(model: Decoder, step: Step, dtype: mx.Dtype) -> int:
         blocks = 4 * (_ahead(wide, layers) + _scratch(wide)) * step.tokens
     else:
         blocks = _single(wide, layers, dtype.size) * step.tokens
-    rows = max(step.rows, ROWS_SCORED)
+    rows = max(step.rows, rows_scored(model.config.vocab_size))
     return int(blocks + _attention(model, step) + 4 * SAMPLER_COPIES * rows * model.config.vocab_size)
+
+
+def rows_scored(vocab_size: int) -> int:
+    """How many places of a prompt have logits at one time while the prompt is scored."""
+    return max(1, min(ROWS_SCORED, LOGITS_SCORED // vocab_size))
 
 
 def widths(model: Decoder) -> Widths:

@@ -8,11 +8,10 @@ from typing import NamedTuple, Protocol
 
 from umlm.cache.memory import Available
 
-_MIB = 2**20
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])?(i?)b", re.IGNORECASE)  # 1.5GB, 8GiB, 100000B
 AUTO_SHARE = 0.8
-RESERVE = 64 * _MIB  # threads, the interpreter's and the allocator's own
-_RESERVE_OF_ACTIVATIONS = 4  # a quarter: what the allocator keeps of the largest step's buffers
+RESERVE = 64 << 20  # threads, the interpreter's and the allocator's own
+_KEPT = 256 << 20  # most that kernels keep of smaller steps' buffers to use it again (kernels/cpu/core/memory.cpp)
 _RESERVE_OF_WEIGHTS = 32  # tensors that are cast or put in another order while they are loaded
 
 
@@ -44,11 +43,14 @@ class KVMemory(NamedTuple):
         return int(rest * self.share) if self.nbytes is None else self.nbytes
 
 
+AUTO = KVMemory()
+
+
 def parse_kv_memory(value: str | float) -> KVMemory:
     """What "auto" means, a share such as 0.8, or a size such as "8GiB" or "500MB". ValueError for anything else."""
     text = str(value).strip()
     if text == "auto":
-        return KVMemory()
+        return AUTO
     if size := _SIZE.fullmatch(text):
         number, unit, binary = size.groups()
         power = " kmgt".index((unit or " ").lower())
@@ -73,7 +75,7 @@ class Demand(NamedTuple):
     @property
     def reserve(self) -> int:
         """Bytes for what no one counts."""
-        return RESERVE + self.activations // _RESERVE_OF_ACTIVATIONS + self.weights // _RESERVE_OF_WEIGHTS
+        return RESERVE + min(self.activations, _KEPT) + self.weights // _RESERVE_OF_WEIGHTS
 
     @property
     def total(self) -> int:
@@ -149,7 +151,7 @@ def plan_pages(
     demand: Demand,
     limit: Available,
     *,
-    kv_memory: KVMemory = KVMemory(),
+    kv_memory: KVMemory = AUTO,
     num_pages: int | None = None,
     max_pages: int | None = None,
     min_pages: int = 1,
@@ -170,23 +172,24 @@ def plan_pages(
     return plan
 
 
-def refusal(plan: PagePlan, kv_memory: KVMemory = KVMemory()) -> str:
+def refusal(plan: PagePlan, kv_memory: KVMemory = AUTO) -> str:
     """One line: what is needed for what, what is there, and what helps."""
     demand = plan.demand
-    share = "" if kv_memory == KVMemory() else f", of which pages may take {in_words(kv_memory)}"
+    share = "" if kv_memory == AUTO else f", of which pages may take {in_words(kv_memory)}"
     return (
-        f"not enough memory: {mib(plan.total)} needed (weights {mib(demand.weights)}, activations "
-        f"{mib(demand.activations)}, reserve {mib(demand.reserve)}, keys and values of {plan.num_tokens} tokens "
-        f"{mib(plan.pages)}), {mib(plan.limit.nbytes)} available ({plan.limit.limit}){share}; take a smaller context, "
+        f"not enough memory: {in_units(plan.total)} needed (weights {in_units(demand.weights)}, activations "
+        f"{in_units(demand.activations)}, reserve {in_units(demand.reserve)}, keys and values of {plan.num_tokens} tokens "
+        f"{in_units(plan.pages)}), {in_units(plan.limit.nbytes)} available ({plan.limit.limit}){share}; take a smaller context, "
         "fewer bits of keys and values (kv_bits), or a smaller or more quantized model"
     )
 
 
 def in_words(kv_memory: KVMemory) -> str:
     """As it is shown to people."""
-    return f"{kv_memory.share:.0%} of the rest" if kv_memory.nbytes is None else mib(kv_memory.nbytes)
+    return f"{kv_memory.share:.0%} of the rest" if kv_memory.nbytes is None else in_units(kv_memory.nbytes)
 
 
-def mib(nbytes: int) -> str:
-    """Bytes as it is shown to people."""
-    return f"{nbytes / _MIB:,.1f} MiB"
+def in_units(nbytes: int) -> str:
+    """Bytes as they are shown to people: 512.0 KiB, 92.1 MiB, 19.9 GiB."""
+    power = 3 if nbytes >= 10 << 30 else 2 if nbytes >= 1 << 20 else 1
+    return f"{nbytes / 1024**power:,.1f} {'KMG'[power - 1]}iB"

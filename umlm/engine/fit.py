@@ -82,10 +82,12 @@ class Fit:
 
     def with_(self, *, context: int | None = None, users: int | None = None) -> Fit:
         """The same for another context or number of users."""
-        users = users or self.settings.max_requests
-        budget = max(self.settings.token_budget, users)
-        changes = {"context": context or self.settings.context, "max_requests": users, "token_budget": budget}
-        return replace(self, settings=replace(self.settings, **changes))
+        old = self.settings
+        users = users or old.max_requests
+        new = replace(
+            old, context=context or old.context, max_requests=users, token_budget=max(old.token_budget, users)
+        )
+        return replace(self, settings=new)
 
     def largest_context(self, limit: Available) -> int:
         """Most tokens of each of max_requests requests; 0 where not even two fit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from umlm.engine.params import SamplingParams
 
@@ -28,6 +29,9 @@ class Request:
     seed, index what its draws depend on: the seed, and its place among the n answers to one prompt
     computed    tokens whose keys and values lie in `pages`
     served      the last step that gave it a share
+    scored      every prompt token is computed: their log-probabilities are wanted
+    reading     what is read at every place of its prompt (engine/reading.py), or None
+    reads_only  it ends when its prompt is read, without an answer: what is sampled then means nothing
     """
 
     id: int
@@ -41,7 +45,10 @@ class Request:
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
+    scored: bool = False
     served: int = -1
+    reading: Any = None
+    reads_only: bool = False
     state: State = State.WAITING
     finish_reason: str | None = None
     stop_reason: int | str | None = None

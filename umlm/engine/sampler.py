@@ -95,17 +95,26 @@ def _logprobs(logits: mx.array, tokens: Sequence[int], requests: Sequence[Reques
     """Log-probabilities for the rows whose requests want them, from unmodified logits [S, V]."""
     reports: list[TokenLogprobs | None] = [None] * len(requests)
     for place, request in enumerate(requests):
-        if request.params.logprobs is not None:
-            reports[place] = _report(logits[place].astype(mx.float32), tokens[place], request.params.logprobs)
+        if (num_top := request.params.logprobs) is not None:
+            reports[place] = report(logits[place : place + 1].astype(mx.float32), tokens[place : place + 1], num_top)[0]
     return reports
 
 
-def _report(row: mx.array, token: int, num_top: int) -> TokenLogprobs:
-    logprobs = row - mx.logsumexp(row)
-    num_top = min(num_top, row.size)
+def report(logits: mx.array, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """The log-probability of one token per row of float32 logits [S, V], and of the likeliest ones there."""
+    sums = mx.logsumexp(logits, axis=-1, keepdims=True)
+    num_top = min(num_top, logits.shape[-1])
+    best = _best(logits, num_top)
+    places = mx.concatenate([mx.array(np.array(tokens, np.uint32))[:, None], best], axis=1)
+    logprobs = np.asarray(mx.take_along_axis(logits, places, axis=1) - sums).tolist()
+    rows = zip(tokens, logprobs, np.asarray(best).tolist(), strict=True)
+    return [TokenLogprobs(token, own, list(zip(ids, top, strict=True))) for token, (own, *top), ids in rows]
+
+
+def _best(logits: mx.array, num_top: int) -> mx.array:
+    """Ids [S, num_top] of the largest logits of each row, the largest first."""
     if not num_top:
-        return TokenLogprobs(token, float(logprobs[token]), [])
-    best = mx.argpartition(-row, kth=num_top - 1)[:num_top]
-    best = best[mx.argsort(-row[best])]
-    top = zip(np.asarray(best).tolist(), np.asarray(logprobs[best]).tolist(), strict=True)
-    return TokenLogprobs(token, float(logprobs[token]), list(top))
+        return mx.zeros((len(logits), 0), mx.uint32)
+    best = mx.argpartition(-logits, kth=num_top - 1, axis=-1)[:, :num_top]
+    order = mx.argsort(-mx.take_along_axis(logits, best, axis=1), axis=-1)
+    return mx.take_along_axis(best, order, axis=1)

@@ -74,12 +74,12 @@ class Decoder(nn.Module):
         states  one per layer; None: every row is a whole sequence of its own
         at      int32 [S], places in a packed row (B = 1) whose logits are wanted: -> [S, vocab]
         """
-        x = self.embed(tokens)
-        for layer, state in zip(self.model.layers, states or self._dense(tokens), strict=True):
-            x = layer(x, state)
-        if at is not None:
-            x = x[0, at]
-        return self.head(self.model.norm(x))
+        x = self._blocks(tokens, states)
+        return self.head(self.model.norm(x if at is None else x[0, at]))
+
+    def final(self, tokens: mx.array, states: Sequence[LayerState] | None = None) -> mx.array:
+        """The last hidden states, after the final norm: tokens int32 [B, T] -> [B, T, hidden]; `head` makes logits."""
+        return self.model.norm(self._blocks(tokens, states))
 
     def hidden_states(
         self, tokens: mx.array, layers: Iterable[int], states: Sequence[LayerState] | None = None
@@ -105,6 +105,12 @@ class Decoder(nn.Module):
     def state_specs(self) -> list[StateSpec]:
         """What each layer remembers, in layer order."""
         return [layer.self_attn.state_spec() for layer in self.model.layers]
+
+    def _blocks(self, tokens: mx.array, states: Sequence[LayerState] | None) -> mx.array:
+        x = self.embed(tokens)
+        for layer, state in zip(self.model.layers, states or self._dense(tokens), strict=True):
+            x = layer(x, state)
+        return x
 
     def _dense(self, tokens: mx.array) -> list[LayerState]:
         state = DenseState(tokens.shape[1])
