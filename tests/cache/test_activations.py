@@ -71,10 +71,9 @@ def test_the_forecast_covers_what_steps_take(name: str) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     shown = {key: round(value / MIB, 1) for key, value in found.items()}
-    print(name, shown)
     assert found["largest"] <= 1.05 * found["activations"] + 2 * MIB, shown
     assert found["mixed"] <= found["activations"] + found["reserve"], shown
-    assert found["largest"] >= 0.4 * found["activations"], shown  # not covered by wasting memory
+    assert found["largest"] >= 0.7 * found["activations"], shown  # not covered by wasting memory
 
 
 def network(**more: Any) -> Decoder:

@@ -175,12 +175,18 @@ def plan_pages(
 def refusal(plan: PagePlan, kv_memory: KVMemory = AUTO) -> str:
     """One line: what is needed for what, what is there, and what helps."""
     demand = plan.demand
+    parts = {
+        "weights": demand.weights,
+        "activations": demand.activations,
+        "reserve": demand.reserve,
+        f"keys and values of {plan.num_tokens} tokens": plan.pages,
+    }
+    needed = ", ".join(f"{name} {in_units(nbytes)}" for name, nbytes in parts.items())
     share = "" if kv_memory == AUTO else f", of which pages may take {in_words(kv_memory)}"
     return (
-        f"not enough memory: {in_units(plan.total)} needed (weights {in_units(demand.weights)}, activations "
-        f"{in_units(demand.activations)}, reserve {in_units(demand.reserve)}, keys and values of {plan.num_tokens} tokens "
-        f"{in_units(plan.pages)}), {in_units(plan.limit.nbytes)} available ({plan.limit.limit}){share}; take a smaller context, "
-        "fewer bits of keys and values (kv_bits), or a smaller or more quantized model"
+        f"not enough memory: {in_units(plan.total)} needed ({needed}), {in_units(plan.limit.nbytes)} available "
+        f"({plan.limit.limit}){share}; take a smaller context, fewer bits of keys and values (kv_bits), or a smaller "
+        "or more quantized model"
     )
 
 

@@ -50,7 +50,7 @@ class PromptLogprobs:
         end = min(start + len(hidden), len(self.prompt) - 1)
         for first in range(max(start, len(self.entries) - 1), end, self.rows):
             last = min(first + self.rows, end)
-            logits = head(hidden[first - start : last - start]).astype(mx.float32)
+            logits = head(hidden[first - start : last - start])
             self.entries += report(logits, self.prompt[first + 1 : last + 1], self.num_top)
         if any(entry is not None and not np.isfinite(entry.logprob) for entry in self.entries[-len(hidden) :]):
             self.error = "the model gave logits that are NaN or infinite"
