@@ -64,6 +64,6 @@ def loose(loose_folder: Path) -> Iterator[umlm.LLM]:
 
 @pytest.fixture(scope="module")
 def random_llm(random_folder: Path) -> Iterator[umlm.LLM]:
-    """The loaded model of random_folder; its context is 64 tokens."""
-    with umlm.load(random_folder) as llm:
+    """The loaded model of random_folder, in float32 throughout; its context is 64 tokens."""
+    with umlm.load(random_folder, dtype="float32") as llm:
         yield llm

@@ -63,7 +63,7 @@ def main(folder: str, limit: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as files:
         group = Group(Path(files), limit)
         umlm.llm.available_memory = group.available  # type: ignore[attr-defined]
-        with load(folder, context=1000, max_requests=16, token_budget=128, kv_memory=1.0) as llm:
+        with load(folder, dtype="float32", context=1000, max_requests=16, token_budget=128, kv_memory=1.0) as llm:
             plan, scheduler = llm.memory, llm.engine.scheduler
             preempted: list[int] = []
             preempt = scheduler.preempt

@@ -202,13 +202,31 @@ def test_an_unknown_dtype_is_refused(sentence_folder: Path) -> None:
 def test_quantized_pages_count_by_their_size(random_folder: Path) -> None:
     """The plan, the page arrays and the promise are of one size; another setting gives other bytes."""
     sizes = {}
-    for bits in (None, "none", "8", "k8v4", "4"):
+    for bits in (None, "none", "16", "8", "k8v4", "4"):
         with load(random_folder, kv_bits=bits) as llm:
             store, plan = llm.engine.runner.store, llm.memory
             assert store.nbytes == store.allocated * plan.page_bytes
             sizes[bits] = plan.page_bytes
             assert len(llm.generate("Hello", max_tokens=5, ignore_eos=True).token_ids) == 5
-    assert sizes[None] == sizes["none"] > sizes["8"] > sizes["k8v4"] > sizes["4"]
+    assert sizes["none"] > sizes["16"] == sizes[None] > sizes["8"] > sizes["k8v4"] > sizes["4"]
+
+
+def test_precision_follows_dtype_unless_it_is_said(random_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(**options: Any) -> tuple[str | None, str | None]:
+        with load(random_folder, **options) as llm:
+            return llm.settings.activations, llm.settings.kv_bits
+
+    assert chosen() == ("int16", "16")
+    assert chosen(dtype="float32") == chosen(dtype="bfloat16") == ("exact", "none")
+    assert chosen(activations="int8", kv_bits="8", dtype="float32") == ("int8", "8")
+    monkeypatch.setenv("UMLM_ACTIVATIONS", "exact")
+    assert chosen() == ("exact", "16")
+
+
+@pytest.mark.parametrize("value", ["int4", 8, True])
+def test_unknown_activations_are_named(random_folder: Path, value: Any) -> None:
+    with pytest.raises(ValueError, match="activations must be"):
+        load(random_folder, activations=value)
 
 
 @pytest.mark.parametrize("value", [8, "5", "k4", True])

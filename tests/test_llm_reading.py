@@ -23,7 +23,14 @@ TOLERANCE = 1e-6
 @pytest.fixture(scope="module", params=[{}, {"token_budget": 7, "max_requests": 3}, {"num_pages": 5}], ids=str)
 def llm(request: pytest.FixtureRequest, random_folder: Path) -> Iterator[LLM]:
     """In one step; in chunks of at most 7 tokens; with pages for 80 tokens, so that requests wait for each other."""
-    with load(random_folder, **request.param) as model:
+    with load(random_folder, dtype="float32", **request.param) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def alone(random_folder: Path) -> Iterator[LLM]:
+    """The same, for one prompt after the other."""
+    with load(random_folder, dtype="float32") as model:
         yield model
 
 
@@ -59,10 +66,10 @@ def test_totals_and_perplexity(llm: LLM) -> None:
     assert math.isnan(llm.score([5]).perplexity) and llm.score([5]).total == 0
 
 
-def test_scores_do_not_depend_on_the_batch_or_the_chunks(llm: LLM, random_llm: LLM) -> None:
+def test_scores_do_not_depend_on_the_batch_or_the_chunks(llm: LLM, alone: LLM) -> None:
     """Bit for bit: rows are computed by themselves."""
     together = llm.score(PROMPTS)
-    assert [score.logprobs for score in together] == [random_llm.score(prompt).logprobs for prompt in PROMPTS]
+    assert [score.logprobs for score in together] == [alone.score(prompt).logprobs for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
@@ -78,12 +85,12 @@ def test_embeddings_are_those_of_a_dense_call(llm: LLM, pooling: str) -> None:
         np.testing.assert_allclose(unit, expected / np.linalg.norm(expected), atol=1e-5)
 
 
-def test_embeddings_do_not_depend_on_the_batch_or_the_chunks(llm: LLM, random_llm: LLM) -> None:
-    alone = np.stack([random_llm.embed(prompt) for prompt in PROMPTS])
-    np.testing.assert_allclose(llm.embed(PROMPTS), alone, atol=1e-7)
+def test_embeddings_do_not_depend_on_the_batch_or_the_chunks(llm: LLM, alone: LLM) -> None:
+    expected = np.stack([alone.embed(prompt) for prompt in PROMPTS])
+    np.testing.assert_allclose(llm.embed(PROMPTS), expected, atol=1e-7)
 
 
-def test_reading_beside_requests_that_answer(llm: LLM, random_llm: LLM) -> None:
+def test_reading_beside_requests_that_answer(llm: LLM, alone: LLM) -> None:
     """A score, an embedding and two answers in one batch equal each alone."""
     prompt, answering = PROMPTS[4], SamplingParams(max_tokens=8, ignore_eos=True)
     streams = [
@@ -93,11 +100,11 @@ def test_reading_beside_requests_that_answer(llm: LLM, random_llm: LLM) -> None:
         llm.engine.submit(PROMPTS[3], SamplingParams(max_tokens=8, ignore_eos=True, prompt_logprobs=0)),
     ]
     answer, score, embedding, both = [list(stream) for stream in streams]
-    assert ids(answer) == random_llm.generate(prompt, answering).token_ids
-    assert [entry and entry.logprob for entry in score[-1].prompt_logprobs] == random_llm.score(prompt).logprobs
-    np.testing.assert_array_equal(embedding[-1].embedding, random_llm.embed(prompt, pooling="last", normalize=False))
-    assert ids(both) == random_llm.generate(PROMPTS[3], answering).token_ids
-    assert [entry and entry.logprob for entry in both[0].prompt_logprobs] == random_llm.score(PROMPTS[3]).logprobs
+    assert ids(answer) == alone.generate(prompt, answering).token_ids
+    assert [entry and entry.logprob for entry in score[-1].prompt_logprobs] == alone.score(prompt).logprobs
+    np.testing.assert_array_equal(embedding[-1].embedding, alone.embed(prompt, pooling="last", normalize=False))
+    assert ids(both) == alone.generate(PROMPTS[3], answering).token_ids
+    assert [entry and entry.logprob for entry in both[0].prompt_logprobs] == alone.score(PROMPTS[3]).logprobs
 
 
 def ids(chunks: Any) -> list[int]:
@@ -175,9 +182,9 @@ def test_logits_and_states_that_are_no_numbers_are_errors(tmp_path: Path) -> Non
         assert llm.engine.call(lambda: llm.engine.num_requests) == 0
 
 
-def test_a_preempted_prompt_is_read_once(random_folder: Path, random_llm: LLM) -> None:
+def test_a_preempted_prompt_is_read_once(random_folder: Path, alone: LLM) -> None:
     """Pages for 64 tokens: answers that grow take the newest request's pages away, the one that reads."""
-    with load(random_folder, num_pages=4, token_budget=8, max_requests=4) as llm:
+    with load(random_folder, dtype="float32", num_pages=4, token_budget=8, max_requests=4) as llm:
         growing = SamplingParams(max_tokens=40, ignore_eos=True)
         preempted: list[int] = []
         scheduler = llm.engine.scheduler
@@ -189,7 +196,7 @@ def test_a_preempted_prompt_is_read_once(random_folder: Path, random_llm: LLM) -
         read = list(score)
         assert preempted and preempted[0] > 0
         found = [entry and entry.logprob for entry in read[0].prompt_logprobs or ()]
-        assert found == random_llm.score(PROMPTS[4][:30]).logprobs
+        assert found == alone.score(PROMPTS[4][:30]).logprobs
 
 
 def test_logits_of_a_long_prompt_are_never_all_in_memory(sentence_folder: Path) -> None:

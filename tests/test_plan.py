@@ -42,7 +42,7 @@ def found(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 0) -> dic
 
 @pytest.mark.usefixtures("no_values")
 def test_the_numbers_add_up(sentence_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = found(capsys, sentence_folder, "--context", 1000, "--users", 5)
+    shown = found(capsys, sentence_folder, "--dtype", "float32", "--context", 1000, "--users", 5)
     assert shown["kv_bytes_per_token"] == 2 * 8 * 4  # one layer of one head of 8 dims in float32
     assert (shown["num_pages"], shown["page_bytes"]) == (5 * 63, 16 * 64)
     assert shown["pages"] == 5 * 63 * 2 * 16 * 64  # the one layer is in memory twice while it grows
@@ -53,8 +53,8 @@ def test_the_numbers_add_up(sentence_folder: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_loaded_model_takes_the_same_numbers(sentence_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = found(capsys, sentence_folder, "--context", 1000, "--users", 5)
-    with load(sentence_folder, context=1000, max_requests=5) as llm:
+    shown = found(capsys, sentence_folder, "--dtype", "float32", "--context", 1000, "--users", 5)
+    with load(sentence_folder, dtype="float32", context=1000, max_requests=5) as llm:
         assert llm.memory.num_pages == shown["num_pages"]
         assert llm.memory.total == shown["total"]
         assert llm.memory.demand.weights == shown["weights"]
@@ -68,7 +68,7 @@ def test_the_table(sentence_folder: Path, capsys: pytest.CaptureFixture[str]) ->
         *("model", "weights", "keys and values", "activations", "reserve", "needed", "available", "fits"),
         *("largest context", "most users"),
     ]
-    assert "5 x 1,000 tokens of 64 bytes, 315 pages" in out and err == ""
+    assert "5 x 1,000 tokens of 32 bytes, 315 pages" in out and err == ""
 
 
 @pytest.mark.usefixtures("small_machine")
@@ -149,7 +149,7 @@ def test_kv_memory_in_python_and_in_the_shell(
 
 
 def test_a_context_that_memory_cuts_is_said(sentence_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with load(sentence_folder, kv_memory="96kB") as llm:
+    with load(sentence_folder, dtype="float32", kv_memory="96kB") as llm:
         assert llm.context == llm.memory.num_tokens == 736
     assert "requests are limited to 736 tokens of 4096" in caplog.text
     caplog.clear()

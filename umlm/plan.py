@@ -14,7 +14,7 @@ from typing import Any
 from umlm.cache.budget import in_units, in_words, kv_bytes_per_token, refusal
 from umlm.cache.memory import available_memory
 from umlm.command import Misuse, Parser, command
-from umlm.engine.fit import Fit
+from umlm.engine.fit import Fit, settled
 from umlm.engine.settings import EngineSettings
 from umlm.models import build, config_from_dict
 from umlm.options import add_arguments, from_namespace
@@ -43,7 +43,9 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     path = resolve(arguments.model, revision=arguments.revision, download=False)
     checkpoint = open_checkpoint(path)
-    fit = Fit(checkpoint, build(config_from_dict(checkpoint.config)), arguments.dtype, settings)
+    fit = Fit(
+        checkpoint, build(config_from_dict(checkpoint.config)), arguments.dtype, settled(settings, arguments.dtype)
+    )
     found = {"path": str(path), **_found(fit.with_(users=arguments.users))}
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(_lines(found)))
     if not found["fits"]:

@@ -44,6 +44,10 @@ def rope(x: np.ndarray, angles: np.ndarray, scale: float) -> np.ndarray:
     return np.concatenate([turned.real, turned.imag, x[..., 2 * half :]], axis=-1)
 
 
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x - np.logaddexp.reduce(x, axis=-1, keepdims=True)) if x.size else x
+
+
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -x))
 

@@ -56,11 +56,11 @@ def batch(tokens: np.ndarray, start: int, stop: int) -> Batch:
 
 
 def logits(model: Decoder, tokens: np.ndarray, chunk: int, bits: KVBits = FLOATS) -> np.ndarray:
-    store = PageStore(model.state_specs(), -(-len(tokens) // PAGE), PAGE, mx.float32, bits)
+    store = PageStore(model.state_specs(), -(-len(tokens) // PAGE), PAGE, model.dtype, bits)
     parts = []
     for start in range(0, len(tokens), chunk):
         row = batch(tokens, start, min(start + chunk, len(tokens)))
-        parts.append(np.array(model(row.tokens, store.states(row), at=row.sample_at)))
+        parts.append(np.array(model(row.tokens, store.states(row), at=row.sample_at).astype(mx.float32)))
     return np.concatenate(parts)
 
 
@@ -77,19 +77,29 @@ def quantized(model: Decoder) -> Decoder:
     return model
 
 
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def cast(model: Decoder, dtype: str) -> Decoder:
+    model.set_dtype(DTYPES[dtype])
+    return model
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("name", CASES)
-def test_same_numbers_op_by_op(name: str, chunk: int, request: pytest.FixtureRequest) -> None:
-    model, tokens = zoo_model.load_case(name), zoo.CASES[name].tokens
-    assert kernels.halves_serve()
+def test_same_numbers_op_by_op(name: str, chunk: int, dtype: str, request: pytest.FixtureRequest) -> None:
+    model, tokens = cast(zoo_model.load_case(name), dtype), zoo.CASES[name].tokens
+    assert kernels.halves_serve() and model.dtype == DTYPES[dtype]
     fused = logits(model, tokens, chunk)
     request.getfixturevalue("op_by_op")
     np.testing.assert_array_equal(fused, logits(model, tokens, chunk))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
-def test_same_numbers_op_by_op_quantized(name: str, request: pytest.FixtureRequest) -> None:
-    model, tokens = quantized(zoo_model.load_case(name)), zoo.CASES[name].tokens
+def test_same_numbers_op_by_op_quantized(name: str, dtype: str, request: pytest.FixtureRequest) -> None:
+    model, tokens = cast(quantized(zoo_model.load_case(name)), dtype), zoo.CASES[name].tokens
     fused = logits(model, tokens, 7)
     request.getfixturevalue("op_by_op")
     np.testing.assert_array_equal(fused, logits(model, tokens, 7))

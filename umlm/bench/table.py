@@ -15,8 +15,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'model':<11}{found['model']}"
     for name, value in found["hardware"].items():
         yield f"{name:<11}{value}"
-    if found["kv_bits"] != "none":
-        yield f"{'KV bits':<11}{found['kv_bits']}"
+    yield f"{'precision':<11}activations {found['activations']}, keys and values {found['kv_bits']} bits"
     yield f"\nmedians of {found['rounds']} rounds, {found['threads']} threads, {found['tokens']} tokens generated"
     yield from _rates(found)
     yield ""

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=f"any model (default: {DEFAULT_MODEL})")
     _add_workload(parser)
     parser.add_argument("--dtype", default="auto", help="of activations and float weights (default: auto)")
-    add_arguments(parser, EngineSettings, only=["kv_bits"])
+    add_arguments(parser, EngineSettings, only=["kv_bits", "activations"])
     parser.add_argument("--peer", action="append", default=[], metavar="PEER", help=f"compare with it: {KNOWN}")
     parser.add_argument(
         "--peer-model",
@@ -63,7 +63,8 @@ def _run(arguments: argparse.Namespace) -> None:
     llm, seconds = opened(arguments.model, arguments.dtype, settings, work)
     with llm:
         found = measure(llm, _fitting(work, llm, arguments.decode is None), arguments.rounds, peers)
-    found["load_ms"], found["kv_bits"] = seconds * 1e3, settings.kv_bits or "none"
+    found["load_ms"] = seconds * 1e3
+    found["kv_bits"], found["activations"] = llm.settings.kv_bits, llm.settings.activations
     print(json.dumps(found)) if arguments.json else print("\n".join(lines(found)))
 
 

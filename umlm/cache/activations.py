@@ -45,8 +45,8 @@ def activation_bytes(model: Decoder, step: Step, dtype: mx.Dtype) -> int:
     """Bytes of activations at the peak of a step: blocks, attention's scratch, logits and what sampling makes."""
     wide = widths(model)
     layers = model.config.num_hidden_layers
-    if dtype == mx.float32 and kernels.halves_serve() and _has_halves(model):
-        blocks = 4 * (_ahead(wide, layers) + _scratch(wide)) * step.tokens
+    if kernels.halves_serve() and _has_halves(model):
+        blocks = (dtype.size * _ahead(wide, layers) + 4 * _scratch(wide)) * step.tokens
     else:
         blocks = _single(wide, layers, dtype.size) * step.tokens
     rows = max(step.rows, rows_scored(model.config.vocab_size))

@@ -22,14 +22,14 @@ class KVSpec(Protocol):
 
 
 class KVBits(NamedTuple):
-    """In how many bits pages keep keys and values; None keeps floats."""
+    """In how many bits pages keep keys and values; None keeps the model's floats, 16 floats of 16 bits."""
 
     keys: int | None = None
     values: int | None = None
 
 
 FLOATS = KVBits()
-KV_BITS = {"none": FLOATS, "8": KVBits(8, 8), "4": KVBits(4, 4), "k8v4": KVBits(8, 4)}
+KV_BITS = {"none": FLOATS, "16": KVBits(16, 16), "8": KVBits(8, 8), "4": KVBits(4, 4), "k8v4": KVBits(8, 4)}
 
 
 class KVMemory(NamedTuple):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import mlx.core as mx
 
 from umlm import kernels
 from umlm.cache.batch import Batch
 from umlm.cache.budget import FLOATS, KVBits
-from umlm.nn import LayerState, StateSpec
+from umlm.nn import LayerState, LayerStates, StateSpec
 
 FIRST_TOKENS = 1024
 
@@ -33,11 +34,11 @@ class PageStore:
         self.keys = [empty(slots, spec.num_kv_heads, spec.head_dim, dtype, bits.keys) for spec in specs]
         self.values = [empty(slots, spec.num_kv_heads, spec.v_head_dim, dtype, bits.values) for spec in specs]
 
-    def states(self, batch: Batch) -> list[LayerState]:
+    def states(self, batch: Batch) -> LayerStates:
         """One state per layer for one call of the model on this batch."""
         self._reach(max(max(pages) for pages in batch.page_table))
         table = kernels.PageTable(batch.page_table, batch.starts, batch.contexts)
-        return [PagedState(self, layer, batch, table) for layer in range(len(self.keys))]
+        return PagedStates(self, batch, table)
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +74,28 @@ def _first(pages: kernels.KeptPages, num_slots: int) -> kernels.KeptPages:
     part = mx.contiguous(array[:num_slots])
     mx.eval(part)
     return pages._replace(rows=part) if isinstance(pages, kernels.QuantizedPages) else part
+
+
+class PagedStates(LayerStates):
+    """All layers' pages during one call."""
+
+    def __init__(self, store: PageStore, batch: Batch, table: kernels.PageTable) -> None:
+        self._store, self._batch, self._table = store, batch, table
+        self.pages = kernels.StackPages(
+            store.keys, store.values, batch.positions, batch.lengths, batch.slots, table, store.page_size
+        )
+
+    def __len__(self) -> int:
+        return len(self._store.keys)
+
+    @overload
+    def __getitem__(self, layer: int) -> LayerState: ...
+    @overload
+    def __getitem__(self, layer: slice) -> list[LayerState]: ...
+    def __getitem__(self, layer: int | slice) -> LayerState | list[LayerState]:
+        if isinstance(layer, slice):
+            return [self[i] for i in range(len(self))[layer]]
+        return PagedState(self._store, range(len(self))[layer], self._batch, self._table)
 
 
 class PagedState:

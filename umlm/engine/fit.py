@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import mlx.core as mx
 
 from umlm.cache.activations import Step, activation_bytes
 from umlm.cache.budget import Demand, Layout, PagePlan, plan_pages
@@ -14,6 +17,16 @@ from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.load import activation_dtype, loaded_bytes
 
 MOST_USERS = 1 << 20
+
+
+def settled(settings: EngineSettings, dtype: str) -> EngineSettings:
+    """The settings with what is left open chosen: on a CPU and with dtype auto 16 bits where they change no answer."""
+    auto = dtype == "auto" and mx.default_device().type == mx.DeviceType.cpu
+    return replace(
+        settings,
+        kv_bits=settings.kv_bits or ("16" if auto else "none"),
+        activations=settings.activations or os.environ.get("UMLM_ACTIVATIONS") or ("int16" if auto else "exact"),
+    )
 
 
 @dataclass(frozen=True)

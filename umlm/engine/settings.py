@@ -20,7 +20,17 @@ class EngineSettings:
     max_chunk: int | None = option(None, "most tokens of one prompt in one step", ge=1, unit="tokens")
     page_size: int = option(16, "tokens in one page of keys and values", choices=(16, 32))
     num_pages: int | None = option(None, "pages of keys and values; none takes what kv_memory gives", ge=1)
-    kv_bits: str | None = option(None, "bits of keys and values in pages; none keeps floats", choices=tuple(KV_BITS))
+    kv_bits: str | None = option(
+        None,
+        "bits of keys and values in pages; none keeps the dtype's floats; the default is 16 on a CPU with dtype auto",
+        choices=tuple(KV_BITS),
+    )
+    activations: str | None = option(
+        None,
+        "precision of activations in products with quantized matrices, where kernels multiply integers; exact keeps "
+        "all bits; the default is int16 with dtype auto, else exact",
+        choices=("exact", "int16", "int8"),
+    )
     kv_memory: str | float = option(
         "auto",
         "memory for keys and values: auto, a size such as 8GiB, or a share such as 0.8 of what weights, activations "

@@ -54,6 +54,67 @@ class Pages(NamedTuple):
     page_size: int
 
 
+class StackPages(NamedTuple):
+    """The same for all layers: lists of their keys and values, which are all of one kind."""
+
+    keys: list[KeptPages]
+    values: list[KeptPages]
+    positions: mx.array
+    lengths: mx.array
+    slots: mx.array
+    table: PageTable
+    page_size: int
+
+
+class AttentionHalf(NamedTuple):
+    """y of x [1, T, hidden] of any float dtype, inv_freq or None, and Pages."""
+
+    compiled: Any
+
+    def __call__(self, x: mx.array, inv_freq: mx.array | None, pages: Pages) -> mx.array:
+        return self.compiled(
+            x,
+            pages.positions,
+            inv_freq,
+            array_of(pages.keys),
+            array_of(pages.values),
+            pages.slots,
+            pages.table.compiled,
+            pages.page_size,
+            bits_of(pages.keys),
+            bits_of(pages.values),
+        )
+
+
+class BlockStack:
+    """All blocks of a decoder, each a pair of halves, as one call: what is saved is Python's part of every layer."""
+
+    def __init__(self, blocks: Sequence[tuple[AttentionHalf, Any]]) -> None:
+        assert cpu.extension is not None
+        self._compiled = cpu.extension.BlockStack([half.compiled for half, _ in blocks], [half for _, half in blocks])
+
+    def __call__(self, x: mx.array, inv_freqs: list[mx.array | None], pages: StackPages) -> mx.array:
+        """x [1, T, hidden] of any float dtype -> the last block's; one inv_freq or None per block."""
+        return self._compiled(
+            x,
+            pages.positions,
+            inv_freqs,
+            list(map(array_of, pages.keys)),
+            list(map(array_of, pages.values)),
+            pages.slots,
+            pages.table.compiled,
+            pages.page_size,
+            bits_of(pages.keys[0]),
+            bits_of(pages.values[0]),
+        )
+
+
+def watch(modules: Sequence[dict]) -> Any:
+    """An object whose `unchanged()` says whether these modules still hold the same arrays, written to by nobody."""
+    assert cpu.extension is not None
+    return cpu.extension.Watch(list(modules))
+
+
 @functools.cache
 def halves_serve() -> bool:
     """Whether fused halves exist on this device and with these settings; decided once, as for every op."""
@@ -63,7 +124,7 @@ def halves_serve() -> bool:
 def feed_forward_half(
     norm: Norm, gate: Projection, up: Projection, down: Projection, activation: str, post: Norm | None
 ) -> Any:
-    """A callable x float32 [..., hidden] -> y, made once per layer; None where a matrix has no kernel."""
+    """A callable x [..., hidden] of any float dtype -> y, made once per layer; None where a matrix has no kernel."""
     weights = [_weights(projection) for projection in (gate, up, down)]
     if None in weights:
         return None
@@ -86,8 +147,8 @@ def attention_half(
     q_norm: Norm | None,
     k_norm: Norm | None,
     post: Norm | None,
-) -> Any:
-    """A callable (x float32 [1, T, hidden], inv_freq or None, Pages) -> y; None where a matrix has no kernel.
+) -> AttentionHalf | None:
+    """The half, made once per layer; None where a matrix has no kernel.
 
     projections: q, k and v, or one whose rows are these one after another.
     """
@@ -110,22 +171,7 @@ def attention_half(
         _norm(k_norm),
         _norm(post),
     )
-
-    def run(x: mx.array, inv_freq: mx.array | None, pages: Pages) -> mx.array:
-        return half(
-            x,
-            pages.positions,
-            inv_freq,
-            array_of(pages.keys),
-            array_of(pages.values),
-            pages.slots,
-            pages.table.compiled,
-            pages.page_size,
-            bits_of(pages.keys),
-            bits_of(pages.values),
-        )
-
-    return run
+    return AttentionHalf(half)
 
 
 def _weights(projection: Projection) -> Any:

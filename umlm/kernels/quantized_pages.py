@@ -54,8 +54,10 @@ def row_bytes(head_dim: int, bits: int) -> int:
 
 
 def empty_pages(num_slots: int, heads: int, head_dim: int, dtype: mx.Dtype, bits: int | None) -> KeptPages:
-    """Pages of zeros: floats of this dtype where bits is None."""
-    if bits is None:
+    """Pages of zeros: floats of this dtype where bits is None; where it is 16, of float16 in place of float32."""
+    if bits == 16 and dtype == mx.float32:
+        dtype = mx.float16
+    if bits is None or bits == 16:
         return mx.zeros((num_slots, heads, head_dim), dtype)
     return QuantizedPages(mx.zeros((num_slots, heads, row_bytes(head_dim, bits)), mx.uint8), bits, head_dim)
 

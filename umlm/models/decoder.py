@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from umlm import kernels
 from umlm.models.config import ModelConfig
-from umlm.nn import Embedding, LayerState, Linear, RMSNorm, Rope, StateSpec
+from umlm.nn import Embedding, FusedStack, LayerState, LayerStates, Linear, RMSNorm, Rope, StateSpec
 from umlm.nn.state import DenseState
 
 
@@ -30,6 +31,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self._stack = FusedStack()
         self._rope_of = cache(lambda layer_type: Rope(config.rope(layer_type)))
         blocks = [self.block(layer) for layer in range(config.num_hidden_layers)]
         self.model = Trunk(Embedding(config.vocab_size, config.hidden_size), blocks, self.norm())
@@ -74,12 +76,20 @@ class Decoder(nn.Module):
         states  one per layer; None: every row is a whole sequence of its own
         at      int32 [S], places in a packed row (B = 1) whose logits are wanted: -> [S, vocab]
         """
-        x = self._blocks(tokens, states)
+        x = self._through(self.embed(tokens), states or self._dense(tokens))
         return self.head(self.model.norm(x if at is None else x[0, at]))
 
     def final(self, tokens: mx.array, states: Sequence[LayerState] | None = None) -> mx.array:
         """The last hidden states, after the final norm: tokens int32 [B, T] -> [B, T, hidden]; `head` makes logits."""
-        return self.model.norm(self._blocks(tokens, states))
+        return self.model.norm(self._through(self.embed(tokens), states or self._dense(tokens)))
+
+    def _through(self, x: mx.array, states: Sequence[LayerState]) -> mx.array:
+        layers = self.model.layers
+        if isinstance(states, LayerStates) and kernels.halves_serve() and (stack := self._stack.of(layers)):
+            return stack(x, states.pages)
+        for layer, state in zip(layers, states, strict=True):
+            x = layer(x, state)
+        return x
 
     def hidden_states(
         self, tokens: mx.array, layers: Iterable[int], states: Sequence[LayerState] | None = None
@@ -105,12 +115,6 @@ class Decoder(nn.Module):
     def state_specs(self) -> list[StateSpec]:
         """What each layer remembers, in layer order."""
         return [layer.self_attn.state_spec() for layer in self.model.layers]
-
-    def _blocks(self, tokens: mx.array, states: Sequence[LayerState] | None) -> mx.array:
-        x = self.embed(tokens)
-        for layer, state in zip(self.model.layers, states or self._dense(tokens), strict=True):
-            x = layer(x, state)
-        return x
 
     def _dense(self, tokens: mx.array) -> list[LayerState]:
         state = DenseState(tokens.shape[1])

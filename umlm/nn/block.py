@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +15,6 @@ from umlm.nn.norm import RMSNorm
 from umlm.nn.state import LayerState
 
 MakeNorm = Callable[[], nn.Module]
-_values = operator.methodcaller("values")
 
 
 class Around(NamedTuple):
@@ -45,21 +42,28 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def __call__(self, x: mx.array, state: LayerState) -> mx.array:
-        fuses = state.pages is not None and x.dtype == mx.float32 and kernels.halves_serve()
-        return self._mlp(self._attention(x, state, fuses), fuses)
+        fuses = state.pages is not None and kernels.halves_serve()
+        attention, mlp = self.halves() if fuses else (None, None)
+        return self._mlp(self._attention(x, state, attention), mlp)
 
-    def _attention(self, x: mx.array, state: LayerState, fuses: bool) -> mx.array:
+    def halves(self) -> tuple[Any, Any]:
+        """Both halves as fused operations, None for one that is of no common kind."""
+        attention, mlp = self["self_attn"], self["mlp"]
+        return (
+            self._attention_half.of(attention, self.around_attention()) if _calls(attention, Attention) else None,
+            self._mlp_half.of(mlp, self.around_mlp()) if _calls(mlp, GatedMLP) else None,
+        )
+
+    def _attention(self, x: mx.array, state: LayerState, half: Any) -> mx.array:
         attention, around = self["self_attn"], self.around_attention()
-        half = self._attention_half.of(attention, around) if fuses and _calls(attention, Attention) else None
         if half is None:
             return x + _after(around, attention(around.pre(x), state))
         inv_freq = None if attention.rope is None else attention.rope.inv_freq(state.lengths)
         return half(x, inv_freq, state.pages)
 
-    def _mlp(self, x: mx.array, fuses: bool) -> mx.array:
-        mlp, around = self["mlp"], self.around_mlp()
-        half = self._mlp_half.of(mlp, around) if fuses and _calls(mlp, GatedMLP) else None
-        return x + _after(around, mlp(around.pre(x))) if half is None else half(x)
+    def _mlp(self, x: mx.array, half: Any) -> mx.array:
+        around = self.around_mlp()
+        return x + _after(around, self["mlp"](around.pre(x))) if half is None else half(x)
 
 
 class PreNorm(Block):
@@ -98,20 +102,47 @@ class FusedHalf:
     """A fused half of one block, made when it is first used and again when one of its arrays is another."""
 
     def __init__(self) -> None:
-        self._made_of: list[Any] = []
-        self._identities: list[int] = []
+        self._watch: Any = None
         self._half: Any = None
 
     def of(self, part: Any, around: Around) -> Any:
         """The operation for this part and its norms, None where they are of no common kind."""
-        modules = [*part.parts(), *(norm for norm in around if norm is not None)]
-        made_of = list(itertools.chain.from_iterable(map(_values, modules)))
-        identities = list(map(id, made_of))
-        if identities != self._identities:
-            self._made_of = made_of  # holds the arrays, so that no other can take their identity
-            self._identities = identities
+        if self._watch is None or not self._watch.unchanged():
+            self._watch = kernels.watch([part, *part.parts(), *(norm for norm in around if norm is not None)])
             self._half = _make(part, around)
         return self._half
+
+
+class FusedStack:
+    """All blocks of a decoder as one operation, made when it is first used and again when an array is another."""
+
+    def __init__(self) -> None:
+        self._watch: Any = None
+        self._run: Callable[[mx.array, kernels.StackPages], mx.array] | None = None
+
+    def of(self, layers: list[nn.Module]) -> Callable[[mx.array, kernels.StackPages], mx.array] | None:
+        """The operation x, pages -> x through all layers; None where a layer is no block of two fused halves."""
+        if self._watch is None or not self._watch.unchanged():
+            self._watch = kernels.watch([module for layer in layers for module in layer.modules()])
+            self._run = _stack(layers)
+        return self._run
+
+
+def _stack(layers: list[nn.Module]) -> Callable[[mx.array, kernels.StackPages], mx.array] | None:
+    pairs: list[tuple[Any, Any]] = [
+        layer.halves() if isinstance(layer, Block) and _calls(layer, Block) else (None, None) for layer in layers
+    ]
+    if any(None in pair for pair in pairs):
+        return None
+    stack = kernels.BlockStack(pairs)
+    ropes = [layer.self_attn.rope for layer in layers]
+    kinds = {id(rope): rope for rope in ropes if rope is not None}
+
+    def run(x: mx.array, pages: kernels.StackPages) -> mx.array:
+        inv_freqs = {kind: rope.inv_freq(pages.lengths) for kind, rope in kinds.items()}
+        return stack(x, [inv_freqs.get(id(rope)) for rope in ropes], pages)
+
+    return run
 
 
 def _make(part: Any, around: Around) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
-from umlm.kernels import Pages, attention, row_bytes
+from umlm.kernels import Pages, StackPages, attention, row_bytes
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,12 @@ class AttentionSpec:
     window: int | None = None
 
     def bytes_per_token(self, bytes_per_value: int, k_bits: int | None = None, v_bits: int | None = None) -> int:
-        """Bytes kept for one token: bytes_per_value a number where keys or values are not quantized to bits."""
+        """Bytes kept for one token: bytes_per_value a number where keys or values have no bits of their own."""
 
         def row(dims: int, bits: int | None) -> int:
-            return dims * bytes_per_value if bits is None else row_bytes(dims, bits)
+            if bits is None or bits == 16:
+                return dims * (bytes_per_value if bits is None else 2)
+            return row_bytes(dims, bits)
 
         return self.num_kv_heads * (row(self.head_dim, k_bits) + row(self.v_head_dim, v_bits))
 
@@ -62,6 +65,12 @@ class LayerState(Protocol):
         Returns [B, T, H, Dv]. B is 1 for packed rows.
         """
         ...
+
+
+class LayerStates(Sequence[LayerState]):
+    """One state per layer, and the pages of all of them for operations that go through all layers by themselves."""
+
+    pages: StackPages
 
 
 class DenseState:

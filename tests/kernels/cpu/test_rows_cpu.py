@@ -1,4 +1,4 @@
-"""Norms and activations on every instruction set, over ragged sizes, mixed dtypes and odd strides."""
+"""Norms, softmax and activations on every instruction set, over ragged sizes, mixed dtypes and odd strides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 import pytest
-from float64 import ACTIVATIONS, FLOATS, assert_near, draw, rms_norm, wide
+from float64 import ACTIVATIONS, FLOATS, assert_near, draw, rms_norm, softmax, wide
 
 from umlm import kernels
 
@@ -27,6 +27,17 @@ def test_rms_norm_equals_float64(isa: str, dtype: mx.Dtype, weight_type: mx.Dtyp
         np.testing.assert_array_equal(
             wide(kernels.rms_norm(x, None, 1e-6))[1:2], wide(kernels.rms_norm(x[1:2], None, 1e-6))
         )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_softmax_equals_float64(isa: str, dtype: mx.Dtype) -> None:
+    rng = np.random.default_rng(8)
+    for size in SIZES:
+        x = 5 * draw(rng, 4, size, dtype=dtype)
+        found = kernels.softmax(x, 0.7)
+        assert_near(found, softmax(0.7 * wide(x)), dtype)
+        np.testing.assert_array_equal(wide(found)[1:2], wide(kernels.softmax(x[1:2], 0.7)))
+        assert_near(kernels.softmax(x.T), softmax(wide(x).T), dtype)
 
 
 @pytest.mark.parametrize("name", kernels.ACTIVATIONS)

@@ -22,10 +22,14 @@ NB_MODULE(_ext, m) {
   m.def("set_num_threads", &umlm::set_num_threads, "count"_a, "Set the threads that kernels use; 0: what the process may use.");
   m.def("precision", &umlm::precision_name, "How exactly products with quantized matrices take activations.");
   m.def("set_precision", &umlm::set_precision, "name"_a, "Set it: 'exact', 'int16' or 'int8'.");
+  m.def("set_thread_precision", &umlm::set_thread_precision, "name"_a,
+        "The same for operations that the calling thread makes; '' lets set_precision count again.");
   umlm::bind_attention(m);
   umlm::bind_dense(m);
+  umlm::bind_gated_delta(m);
   umlm::bind_halves(m);
   umlm::bind_attention_half(m);
+  umlm::bind_block_stack(m);
   umlm::bind_embedding(m);
   umlm::bind_quantized(m);
   umlm::bind_experts(m);
@@ -33,4 +37,6 @@ NB_MODULE(_ext, m) {
   umlm::bind_rope(m);
   umlm::bind_rows(m);
   umlm::bind_sampling(m);
+  umlm::bind_selective_scan(m);
+  umlm::bind_short_conv(m);
 }

@@ -21,6 +21,7 @@ int main() {
     check_rows();
     check_dense();
     check_quantized();
+    check_recurrence();
     check_sampling();
     check_attention();
     std::printf("%s\n", isa.c_str());

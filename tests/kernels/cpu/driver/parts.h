@@ -6,5 +6,6 @@ void check_threads(bool forking);
 void check_quantized();
 void check_dense();
 void check_rows();
+void check_recurrence();
 void check_sampling();
 void check_attention();

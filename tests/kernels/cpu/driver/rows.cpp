@@ -1,4 +1,4 @@
-// Norms and activations of rows, and the sampler, on exactly sized rows of every dtype.
+// Norms, softmax and activations of rows, and the sampler, on exactly sized rows of every dtype.
 #include "core/rows.h"
 
 #include "check.h"
@@ -28,6 +28,26 @@ void one_norm(Random& random) {
     }
   }
   check_near(found.get(), wanted.get(), rows * columns, rounding(x.type), "rms_norm");
+}
+
+void one_softmax(Random& random) {
+  const umlm::RowKernels& k = umlm::kernels().rows;
+  const int64_t rows = between(random, 1, 4), columns = between(random, 1, 600);
+  const float scale = between(random, 1, 3);
+  Stored x(random, any_type(random), rows * columns);
+  auto out = exactly<uint8_t>(rows * columns * size_of(x.type));
+  k.softmax(x.data.get(), x.type, scale, rows, columns, out.get());
+  auto found = exactly<float>(rows * columns);
+  k.widen(out.get(), x.type, rows * columns, found.get());
+  auto wanted = exactly<double>(rows * columns);
+  for (int64_t m = 0; m < rows; ++m) {
+    double total = 0;
+    for (int64_t c = 0; c < columns; ++c) total += std::exp(double(scale) * x.values[m * columns + c]);
+    for (int64_t c = 0; c < columns; ++c) {
+      wanted[m * columns + c] = std::exp(double(scale) * x.values[m * columns + c]) / total;
+    }
+  }
+  check_near(found.get(), wanted.get(), rows * columns, rounding(x.type), "softmax");
 }
 
 double activated(umlm::Activation f, double x) {
@@ -78,6 +98,7 @@ void check_rows() {
   Random random(3);
   for (int i = 0; i < 200; ++i) {
     one_norm(random);
+    one_softmax(random);
     one_activation(random);
   }
 }

@@ -4,6 +4,7 @@
 #include "core/attention.h"
 #include "core/dense.h"
 #include "core/quantized.h"
+#include "core/recurrence.h"
 #include "core/rows.h"
 #include "core/sampling.h"
 
@@ -18,6 +19,7 @@ struct Kernels {
   AttentionKernels attention;
   DenseKernels dense;
   SamplingKernels sampling;
+  RecurrenceKernels recurrence;
 };
 
 // The table of the best instruction set that this processor has, or the one that UMLM_ISA or set_isa (core/isa.h) names.

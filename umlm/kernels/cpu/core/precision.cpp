@@ -9,6 +9,7 @@ namespace {
 
 constexpr const char* kNames[] = {"exact", "int16", "int8"};
 std::atomic<int> chosen{-1};
+thread_local int of_thread = -1;
 
 int find(const std::string& name, const std::string& setting) {
   for (int i = 0; i < 3; ++i) {
@@ -20,6 +21,7 @@ int find(const std::string& name, const std::string& setting) {
 }  // namespace
 
 Precision precision() {
+  if (of_thread >= 0) return static_cast<Precision>(of_thread);
   if (chosen.load(std::memory_order_relaxed) < 0) {
     const char* wanted = std::getenv("UMLM_ACTIVATIONS");
     chosen.store(wanted == nullptr || *wanted == 0 ? 0 : find(wanted, "UMLM_ACTIVATIONS="));
@@ -29,8 +31,10 @@ Precision precision() {
 
 void set_precision(const std::string& name) { chosen.store(find(name, "")); }
 
-int num_digits(Type type) {
-  switch (precision()) {
+void set_thread_precision(const std::string& name) { of_thread = name.empty() ? -1 : find(name, ""); }
+
+int num_digits(Type type, Precision precision) {
+  switch (precision) {
     case Precision::int8: return 1;
     case Precision::int16: return 2;
     default: return type == Type::f32 ? 3 : 2;

@@ -13,16 +13,19 @@ enum class Precision : int {
   int8,   // of 8 bits
 };
 
-// What set_precision, or else UMLM_ACTIVATIONS, says; exact without either. Throws std::invalid_argument for a value of
-// UMLM_ACTIVATIONS that is no precision.
+// What set_thread_precision says in this thread, else set_precision, else UMLM_ACTIVATIONS; exact without any. An operation
+// takes what holds when it is made. Throws std::invalid_argument for a value of UMLM_ACTIVATIONS that is no precision.
 Precision precision();
 
 // "exact", "int16" or "int8"; throws std::invalid_argument for anything else.
 void set_precision(const std::string& name);
 
+// The same for operations that the calling thread makes; "" lets set_precision count again.
+void set_thread_precision(const std::string& name);
+
 std::string precision_name();
 
-// Bytes of a fixed-point number for activations of this type in the precision that is set.
-int num_digits(Type type);
+// Bytes of a fixed-point number for activations of this type.
+int num_digits(Type type, Precision precision);
 
 }  // namespace umlm

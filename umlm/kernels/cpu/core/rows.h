@@ -17,6 +17,9 @@ struct RowKernels {
   void (*rms_norm)(const void* x, Type type, const void* weight, Type weight_type, float offset, float eps,
                    int64_t rows, int64_t columns, void* out);
 
+  // out = exp(scale x) / sum of exp(scale x), row by row, in x's type. out may be x.
+  void (*softmax)(const void* x, Type type, float scale, int64_t rows, int64_t columns, void* out);
+
   // out = f(gate) * up in gate's type; up may be null. out may be gate.
   void (*activate)(Activation f, const void* gate, Type type, const void* up, Type up_type, int64_t count, void* out);
 };

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "primitives/bind.h"
+#include "primitives/blocks.h"
 #include "primitives/halves.h"
 #include "primitives/pages.h"
 
@@ -31,7 +32,7 @@ struct QkvShape {
   std::optional<int> q_norm_at, k_norm_at;
 };
 
-// x float32 [1, T, columns] -> q [T, q_width], k [T, kv_width], v [T, kv_width], one after another.
+// x [1, T, columns] -> q [T, q_width], k [T, kv_width], v [T, kv_width], one after another: float32, rounded to x's type.
 class QkvPrimitive : public CpuPrimitive {
  public:
   enum : int { kX, kPositions, kFrequencies, kFixed };
@@ -41,7 +42,7 @@ class QkvPrimitive : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
-    auto work = std::make_shared<Work>(inputs, shape_);
+    auto work = std::make_shared<Work>(inputs, shape_, precision_);
     mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
   }
   const char* name() const override { return "UmlmQkvHalf"; }
@@ -51,12 +52,14 @@ class QkvPrimitive : public CpuPrimitive {
     std::shared_ptr<const QkvShape> s;
     int64_t rows, columns, half;
     RowMajor x, positions, frequencies;
+    Type type;
+    Precision precision;
     bool turned, per_token;
     NormInput norm;
     std::optional<NormInput> q_norm, k_norm;
     std::vector<Projection> projections;
 
-    Work(const std::vector<mx::array>& in, std::shared_ptr<const QkvShape> shape)
+    Work(const std::vector<mx::array>& in, std::shared_ptr<const QkvShape> shape, Precision precision)
         : s(std::move(shape)),
           rows(in[kX].size() / in[kX].shape(-1)),
           columns(in[kX].shape(-1)),
@@ -64,6 +67,8 @@ class QkvPrimitive : public CpuPrimitive {
           x(in[kX]),
           positions(in[kPositions]),
           frequencies(in[kFrequencies]),
+          type(type_of(in[kX].dtype())),
+          precision(precision),
           turned(in[kFrequencies].dtype() == mx::float32),
           per_token(in[kFrequencies].ndim() > 1),
           norm(in[s->norm_at], s->eps, s->offset) {
@@ -77,8 +82,9 @@ class QkvPrimitive : public CpuPrimitive {
       Scratch memory(rows * (columns + width) * sizeof(float));
       auto* normed = reinterpret_cast<float*>(memory.data());
       auto* projected = normed + rows * columns;
-      norm.run(reinterpret_cast<const float*>(x.data()), rows, columns, normed);
-      Activations activations(normed, rows);
+      const WideRows wide(x.data(), type, rows * columns);
+      norm.run(wide.data(), type, rows, columns, normed);
+      Activations activations(normed, type, precision, rows, columns);
       std::vector<Projection*> all;
       float* to = projected;
       for (Projection& projection : projections) {
@@ -124,10 +130,12 @@ class QkvPrimitive : public CpuPrimitive {
       if (head_norm) {
         kernels().rows.rms_norm(row, Type::f32, weight, head_norm->type, head_norm->offset, head_norm->eps, heads, dim,
                                 to);
+        round_to(type, to, heads * dim);
         row = to;
       }
       if (turned) {
         kernels().rope.rope_rows(row, Type::f32, heads, dim, half, turns, false, scratch, to);
+        round_to(type, to, heads * dim);
       } else if (row != to) {
         std::memcpy(to, row, heads * dim * sizeof(float));
       }
@@ -162,8 +170,8 @@ class AttendHalfPrimitive : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
-    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_, k_, v_);
-    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
+    auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_, k_, v_, precision_);
+    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<uint8_t>()]() { work->run(result); });
   }
   const char* name() const override { return "UmlmAttendHalf"; }
 
@@ -173,12 +181,14 @@ class AttendHalfPrimitive : public CpuPrimitive {
     std::shared_ptr<PageTable> table;
     int64_t page_size, rows, columns;
     RowMajor x, qkv, keys, values, positions;
+    Type type;
+    Precision precision;
     KeptRows k, v;
     Projection o;
     std::optional<NormInput> post;
 
     Work(const std::vector<mx::array>& in, std::shared_ptr<const AttendShape> shape, std::shared_ptr<PageTable> table,
-         int64_t page_size, KeptRows k, KeptRows v)
+         int64_t page_size, KeptRows k, KeptRows v, Precision precision)
         : s(std::move(shape)),
           table(std::move(table)),
           page_size(page_size),
@@ -189,21 +199,26 @@ class AttendHalfPrimitive : public CpuPrimitive {
           keys(in[kKeys]),
           values(in[kValues]),
           positions(in[kPositions]),
+          type(type_of(in[kX].dtype())),
+          precision(precision),
           k(k),
           v(v),
           o(in, s->o_at, s->o) {
       if (s->post_at) post.emplace(in[*s->post_at], s->post_eps, s->post_offset);
     }
 
-    void run(float* out) {
-      Scratch memory(rows * (s->heads.q_width() + columns) * sizeof(float));
+    void run(void* out) {
+      const int64_t q_width = s->heads.q_width();
+      Scratch memory(rows * (q_width + columns) * sizeof(float));
       auto* attended = reinterpret_cast<float*>(memory.data());
-      auto* y = attended + rows * s->heads.q_width();
+      auto* y = attended + rows * q_width;
       attend(attended);
-      Activations activations(attended, rows);
+      round_to(type, attended, rows * q_width);
+      Activations activations(attended, type, precision, rows, q_width);
       o.begin(activations, y);
       project({&o});
-      add_residual(reinterpret_cast<const float*>(x.data()), y, post ? &*post : nullptr, rows, columns, out);
+      const WideRows wide(x.data(), type, rows * columns);
+      add_residual(wide.data(), y, post ? &*post : nullptr, type, rows, columns, out);
     }
 
     void attend(float* attended) {
@@ -227,7 +242,7 @@ class AttendHalfPrimitive : public CpuPrimitive {
 };
 
 // Made once per layer.
-class AttentionHalf {
+class AttentionHalf : public AttentionOperation {
  public:
   AttentionHalf(const Norm& norm, const std::vector<Weights>& projections, const Weights& o, int64_t heads,
                 int64_t kv_heads, int64_t head_dim, float scale, float rope_scale, int64_t window, float softcap,
@@ -237,31 +252,35 @@ class AttentionHalf {
     make_attend(shape, norm, o, scale, window, softcap, post);
   }
 
-  // x float32 [1, T, columns]; keys and values, of so many bits or 0 for floats, become the written pages, in place
-  // where it can be.
   mx::array operator()(const mx::array& x, const mx::array& positions, const std::optional<mx::array>& inv_freq,
                        mx::array& keys, mx::array& values, const mx::array& slots, std::shared_ptr<PageTable> table,
                        int64_t page_size, int k_bits, int v_bits, mx::StreamOrDevice s) const {
-    if (x.dtype() != mx::float32) throw std::invalid_argument("a fused half takes float32 activations");
-    if (positions.dtype() != mx::int32 || slots.dtype() != mx::int32) {
+    return apply(x, inv_freq, keys, values, {positions, slots, std::move(table), page_size, k_bits, v_bits},
+                 mx::to_stream(s));
+  }
+
+  mx::array apply(const mx::array& x, const std::optional<mx::array>& inv_freq, mx::array& keys, mx::array& values,
+                  const PagesOfCall& call, mx::Stream stream) const override {
+    type_of(x.dtype());  // refuses others
+    if (call.positions.dtype() != mx::int32 || call.slots.dtype() != mx::int32) {
       throw std::invalid_argument("a fused half takes int32 positions and slots");
     }
-    table->check(x.shape(-2), std::min(keys.shape(0), values.shape(0)), page_size);
+    call.table->check(x.shape(-2), std::min(keys.shape(0), values.shape(0)), call.page_size);
     const HeadShape& heads = qkv_->heads;
-    const KeptRows k = kept_rows(keys, k_bits, heads.head_dim), v = kept_rows(values, v_bits, heads.head_dim);
-    const mx::Stream stream = mx::to_stream(s);
-    const mx::array qkv = project_qkv(x, positions, inv_freq, stream);
+    const KeptRows k = kept_rows(keys, call.k_bits, heads.head_dim);
+    const KeptRows v = kept_rows(values, call.v_bits, heads.head_dim);
+    const mx::array qkv = project_qkv(x, call.positions, inv_freq, stream);
     const int64_t tokens = x.shape(-2), q_size = tokens * heads.q_width(), k_size = tokens * heads.kv_width();
-    write_rows(keys, slots, qkv, k, heads.kv_heads, heads.head_dim, q_size, stream);
-    write_rows(values, slots, qkv, v, heads.kv_heads, heads.head_dim, q_size + k_size, stream);
+    write_rows(keys, call.slots, qkv, k, heads.kv_heads, heads.head_dim, q_size, stream);
+    write_rows(values, call.slots, qkv, v, heads.kv_heads, heads.head_dim, q_size + k_size, stream);
     auto inputs = attend_inputs_;
     inputs[AttendHalfPrimitive::kX] = x;
     inputs[AttendHalfPrimitive::kQkv] = qkv;
     inputs[AttendHalfPrimitive::kKeys] = keys;
     inputs[AttendHalfPrimitive::kValues] = values;
-    inputs[AttendHalfPrimitive::kPositions] = positions;
-    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, std::move(table), page_size, k, v);
-    return mx::array(x.shape(), mx::float32, primitive, std::move(inputs));
+    inputs[AttendHalfPrimitive::kPositions] = call.positions;
+    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, call.table, call.page_size, k, v);
+    return mx::array(x.shape(), x.dtype(), primitive, std::move(inputs));
   }
 
  private:
@@ -322,7 +341,8 @@ class AttentionHalf {
 void bind_attention_half(nanobind::module_& m) {
   using namespace nanobind::literals;
   namespace nb = nanobind;
-  nb::class_<AttentionHalf>(m, "AttentionHalf")
+  nb::class_<AttentionOperation>(m, "AttentionOperation");
+  nb::class_<AttentionHalf, AttentionOperation>(m, "AttentionHalf")
       .def(nb::init<const Norm&, const std::vector<Weights>&, const Weights&, int64_t, int64_t, int64_t, float, float,
                     int64_t, float, const std::optional<Norm>&, const std::optional<Norm>&,
                     const std::optional<Norm>&>(),

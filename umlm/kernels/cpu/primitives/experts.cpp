@@ -64,6 +64,7 @@ struct Job {
   const Routing& routing;
   const uint8_t* x;  // rows in the order of places
   Type type;
+  int digits;
   float* sums;  // results in the order of places
 };
 
@@ -72,7 +73,7 @@ void multiply(const Job& job) {
   const int64_t rows = static_cast<int64_t>(job.routing.rows.size());
   const QuantizedMatrix first = job.stored.matrix();
   Scratch scratch(rows * k.prepared_bytes(first));
-  const Operand all = operand_of(first, job.x, job.type, rows, scratch);
+  const Operand all = k.operand(first, job.x, job.type, job.digits, rows, scratch.data());
   parallel_for(rows, 4, [&](int64_t begin, int64_t end) { k.prepare(first, all, begin, end); });
   // a piece is some rows of one expert's matrix
   constexpr int64_t kPiece = 32;
@@ -113,7 +114,8 @@ void ExpertMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out
   mx::cpu::get_command_encoder(stream()).dispatch(
       [stored, result, type = type_of(out.dtype()), x = RowMajor(inputs[0]), ids = RowMajor(inputs[1]),
        count = int64_t(inputs[1].size()), width = int64_t(inputs[0].shape(-1)), out_width = int64_t(out.shape(-1)),
-       experts = int64_t(inputs[2].shape(0)), share = share_, transposed = transposed_]() {
+       experts = int64_t(inputs[2].shape(0)), share = share_, transposed = transposed_,
+       digits = num_digits(type_of(out.dtype()), precision_)]() {
         const Routing routing(reinterpret_cast<const int32_t*>(ids.data()), count, experts);
         const int64_t bytes = width * (type == Type::f32 ? 4 : 2), out_bytes = out_width * (type == Type::f32 ? 4 : 2);
         Scratch sorted(count * bytes), sums(count * out_width * sizeof(float));
@@ -122,7 +124,7 @@ void ExpertMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out
           std::memcpy(sorted.data() + place * bytes, source + routing.rows[place] / share * bytes, bytes);
         }
         auto* wide = reinterpret_cast<float*>(sums.data());
-        (transposed ? multiply : multiply_transposed)({stored, routing, sorted.data(), type, wide});
+        (transposed ? multiply : multiply_transposed)({stored, routing, sorted.data(), type, digits, wide});
         for (int64_t place = 0; place < count; ++place) {
           kernels().rows.narrow(wide + place * out_width, type, out_width, result + routing.rows[place] * out_bytes);
         }

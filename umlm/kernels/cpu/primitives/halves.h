@@ -47,11 +47,13 @@ struct NormInput {
   NormInput(const mx::array& weight, float eps, float offset)
       : weight(weight), type(type_of(weight.dtype())), eps(eps), offset(offset) {}
 
-  void run(const float* x, int64_t rows, int64_t columns, float* out) const {
+  // Rows of x, and of out, are of x_type, held in float32.
+  void run(const float* x, Type x_type, int64_t rows, int64_t columns, float* out) const {
     const uint8_t* values = weight.data();
     parallel_for(rows, 16384 / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
-      kernels().rows.rms_norm(x + begin * columns, Type::f32, values, type, offset, eps, end - begin, columns,
-                              out + begin * columns);
+      float* to = out + begin * columns;
+      kernels().rows.rms_norm(x + begin * columns, Type::f32, values, type, offset, eps, end - begin, columns, to);
+      round_to(x_type, to, (end - begin) * columns);
     });
   }
 };
@@ -70,12 +72,34 @@ inline void project(const std::vector<Projection*>& projections) {
   });
 }
 
-// out = x + y, or x + norm(y); y is overwritten.
-inline void add_residual(const float* x, float* y, const NormInput* norm, int64_t rows, int64_t columns, float* out) {
-  if (norm != nullptr) norm->run(y, rows, columns, y);
+// Rows of a type in float32: those of an array, or copies of them.
+class WideRows {
+ public:
+  WideRows(const void* rows, Type type, int64_t count) : copy_(type == Type::f32 ? 0 : count * sizeof(float)) {
+    data_ = static_cast<const float*>(rows);
+    if (type == Type::f32) return;
+    auto* values = reinterpret_cast<float*>(copy_.data());
+    kernels().rows.widen(rows, type, count, values);
+    data_ = values;
+  }
+  const float* data() const { return data_; }
+
+ private:
+  Scratch copy_;
+  const float* data_;
+};
+
+// out = x + y, or x + norm(y), of a type; y is overwritten.
+inline void add_residual(const float* x, float* y, const NormInput* norm, Type type, int64_t rows, int64_t columns,
+                         void* out) {
+  if (norm != nullptr) norm->run(y, type, rows, columns, y);
   parallel_for(rows * columns, 1 << 15, [&](int64_t begin, int64_t end) {
+    float* sums = type == Type::f32 ? static_cast<float*>(out) : y;
     for (int64_t i = begin; i < end; ++i) {
-      out[i] = x[i] + y[i];
+      sums[i] = x[i] + y[i];
+    }
+    if (type != Type::f32) {
+      kernels().rows.narrow(y + begin, type, end - begin, static_cast<uint16_t*>(out) + begin);
     }
   });
 }

@@ -7,6 +7,7 @@
 
 #include "primitives/activation.h"
 #include "primitives/bind.h"
+#include "primitives/blocks.h"
 #include "primitives/halves.h"
 
 namespace umlm {
@@ -27,8 +28,8 @@ class MlpHalfPrimitive : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
-    auto work = std::make_shared<Work>(inputs, shape_);
-    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
+    auto work = std::make_shared<Work>(inputs, shape_, precision_);
+    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<uint8_t>()]() { work->run(result); });
   }
 
   const char* name() const override { return "UmlmMlpHalf"; }
@@ -36,14 +37,18 @@ class MlpHalfPrimitive : public CpuPrimitive {
  private:
   struct Work {
     RowMajor x;
+    Type type;
+    Precision precision;
     NormInput norm;
     Projection gate, up, down;
     std::optional<NormInput> post;
     Activation activation;
     int64_t rows, columns;
 
-    Work(const std::vector<mx::array>& in, const MlpShape& s)
+    Work(const std::vector<mx::array>& in, const MlpShape& s, Precision precision)
         : x(in[0]),
+          type(type_of(in[0].dtype())),
+          precision(precision),
           norm(in[s.norm_at], s.eps, s.offset),
           gate(in, s.gate_at, s.gate),
           up(in, s.up_at, s.up),
@@ -54,14 +59,14 @@ class MlpHalfPrimitive : public CpuPrimitive {
       if (s.post_at) post.emplace(in[*s.post_at], s.post_eps, s.post_offset);
     }
 
-    void run(float* out) {
+    void run(void* out) {
       const int64_t width = gate.outputs();
       Scratch memory((2 * rows * columns + 2 * rows * width) * sizeof(float));
       auto* normed = reinterpret_cast<float*>(memory.data());
       auto *gates = normed + rows * columns, *ups = gates + rows * width, *downs = ups + rows * width;
-      const auto* values = reinterpret_cast<const float*>(x.data());
-      norm.run(values, rows, columns, normed);
-      Activations activations(normed, rows);
+      const WideRows values(x.data(), type, rows * columns);
+      norm.run(values.data(), type, rows, columns, normed);
+      Activations activations(normed, type, precision, rows, columns);
       gate.begin(activations, gates);
       up.begin(activations, ups);
       parallel_for(gate.num_pieces(), 1, [&](int64_t begin, int64_t end) {
@@ -71,20 +76,21 @@ class MlpHalfPrimitive : public CpuPrimitive {
         for (int64_t m = 0; m < rows; ++m) {
           const int64_t at = m * width + first;
           kernels().rows.activate(activation, gates + at, Type::f32, ups + at, Type::f32, last - first, gates + at);
+          round_to(type, gates + at, last - first);
         }
       });
-      Activations inner(gates, rows);
+      Activations inner(gates, type, precision, rows, width);
       down.begin(inner, downs);
       project({&down});
-      add_residual(values, downs, post ? &*post : nullptr, rows, columns, out);
+      add_residual(values.data(), downs, post ? &*post : nullptr, type, rows, columns, out);
     }
   };
 
   MlpShape shape_;
 };
 
-// Made once per layer; called with x float32 [..., columns].
-class MlpHalf {
+// Made once per layer; called with x [..., columns] of any float type.
+class MlpHalf : public FeedForwardOperation {
  public:
   MlpHalf(const Norm& norm, const Weights& gate, const Weights& up, const Weights& down, const std::string& activation,
           const std::optional<Norm>& post) {
@@ -103,11 +109,13 @@ class MlpHalf {
     inputs_ = std::move(parts.inputs);
   }
 
-  mx::array operator()(const mx::array& x, mx::StreamOrDevice s) const {
-    if (x.dtype() != mx::float32) throw std::invalid_argument("a fused half takes float32 activations");
+  mx::array operator()(const mx::array& x, mx::StreamOrDevice s) const { return apply(x, mx::to_stream(s)); }
+
+  mx::array apply(const mx::array& x, mx::Stream stream) const override {
+    type_of(x.dtype());  // refuses others
     auto inputs = inputs_;
     inputs[0] = x;
-    return mx::array(x.shape(), mx::float32, std::make_shared<MlpHalfPrimitive>(mx::to_stream(s), shape_),
+    return mx::array(x.shape(), x.dtype(), std::make_shared<MlpHalfPrimitive>(stream, shape_),
                      std::move(inputs));
   }
 
@@ -139,7 +147,8 @@ void bind_halves(nanobind::module_& m) {
   nb::class_<Weights>(m, "Weights");
   m.def("weights", &weights, "weight"_a, "scales"_a.none(), "biases"_a.none(), "bias"_a.none(), "layout"_a.none(),
         "group_size"_a, "columns"_a);
-  nb::class_<MlpHalf>(m, "MlpHalf")
+  nb::class_<FeedForwardOperation>(m, "FeedForwardOperation");
+  nb::class_<MlpHalf, FeedForwardOperation>(m, "MlpHalf")
       .def(nb::init<const Norm&, const Weights&, const Weights&, const Weights&, const std::string&,
                     const std::optional<Norm>&>(),
            "norm"_a, "gate"_a, "up"_a, "down"_a, "activation"_a, "post"_a.none())

@@ -11,10 +11,23 @@
 
 namespace umlm {
 
-// float32 rows [rows, columns], prepared once for every coding that asks.
+// Round float32 values to a type, as a result of that type would have them.
+inline void round_to(Type type, float* values, int64_t count) {
+  if (type == Type::f32) return;
+  constexpr int64_t kPiece = 512;
+  uint16_t halves[kPiece];
+  for (int64_t i = 0; i < count; i += kPiece) {
+    const int64_t some = std::min(kPiece, count - i);
+    kernels().rows.narrow(values + i, type, some, halves);
+    kernels().rows.widen(halves, type, some, values + i);
+  }
+}
+
+// Rows [rows, columns] of a type, held in float32, prepared once for every coding that asks.
 class Activations {
  public:
-  Activations(const float* values, int64_t rows) : values(values), rows(rows) {}
+  Activations(const float* values, Type type, Precision precision, int64_t rows, int64_t columns)
+      : values(values), type(type), rows(rows), columns(columns), digits_(num_digits(type, precision)) {}
 
   // Not to be called from several threads at once.
   const Operand& operand(const QuantizedMatrix& w) {
@@ -23,7 +36,7 @@ class Activations {
     }
     const QuantizedKernels& k = kernels().quantized;
     auto scratch = std::make_unique<Scratch>(rows * k.prepared_bytes(w));
-    Operand operand = operand_of(w, values, Type::f32, rows, *scratch);
+    Operand operand = k.operand(w, values, Type::f32, digits_, rows, scratch->data());
     if (rows > 8) {
       parallel_for(rows, 4, [&](int64_t begin, int64_t end) { k.prepare(w, operand, begin, end); });
     } else {
@@ -33,8 +46,18 @@ class Activations {
     return ready_.back().operand;
   }
 
+  // The rows as bfloat16, which they must be.
+  const void* halves() {
+    if (halves_ == nullptr) {
+      halves_ = std::make_unique<Scratch>(rows * columns * sizeof(uint16_t));
+      kernels().rows.narrow(values, Type::bf16, rows * columns, reinterpret_cast<uint16_t*>(halves_->data()));
+    }
+    return halves_->data();
+  }
+
   const float* const values;
-  const int64_t rows;
+  const Type type;
+  const int64_t rows, columns;
 
  private:
   struct Ready {
@@ -42,7 +65,9 @@ class Activations {
     Operand operand;
     std::unique_ptr<Scratch> scratch;
   };
+  const int digits_;
   std::vector<Ready> ready_;
+  std::unique_ptr<Scratch> halves_;
 };
 
 // What a projection is, apart from its numbers.
@@ -53,7 +78,7 @@ struct ProjectionKind {
   int num_arrays;  // weight, scales, biases, bias: those that there are
 };
 
-// y = x W^T + b; its arrays are those of `inputs` from `first` on.
+// y = x W^T + b, rounded to x's type where Linear rounds; its arrays are those of `inputs` from `first` on.
 class Projection {
  public:
   // Outputs are computed in pieces of so many.
@@ -80,14 +105,17 @@ class Projection {
   void begin(Activations& x, float* out) {
     out_ = out;
     rows_ = x.rows;
+    type_ = x.type;
     bias_data_ = kind_.biased ? bias_.data() : nullptr;
     if (stored_) {
       matrix_ = stored_->matrix();
       operand_ = x.operand(matrix_);
       return;
     }
-    product_ = {rows_,   outputs_, kind_.columns, x.values,     weight_.data(), bias_data_,
-                out,     Type::f32, weight_type_,  bias_type_,   Type::f32};
+    const bool halves = kernels().dense.operand_type(x.type, weight_type_) == Type::bf16;
+    const void* values = halves ? x.halves() : x.values;
+    product_ = {rows_, outputs_, kind_.columns, values, weight_.data(), bias_data_, out, halves ? Type::bf16 : Type::f32,
+                weight_type_, bias_type_, Type::f32};
   }
 
   // Compute the outputs of pieces [first, last) for all rows; any thread.
@@ -98,14 +126,25 @@ class Projection {
           kernels().dense.block(product_, row, piece * kBlockOutputs);
         }
       }
+      round_outputs(first * kPiece, std::min(last * kPiece, outputs_));
       return;
     }
     const int64_t begin = first * kPiece, end = std::min(last * kPiece, outputs_);
     kernels().quantized.quantized_matmul(matrix_, operand_, out_, outputs_, begin, end);
-    if (kind_.biased) add_bias(begin, end);
+    round_outputs(begin, end);
+    if (kind_.biased) {
+      add_bias(begin, end);
+      round_outputs(begin, end);
+    }
   }
 
  private:
+  void round_outputs(int64_t begin, int64_t end) const {
+    for (int64_t m = 0; type_ != Type::f32 && m < rows_; ++m) {
+      round_to(type_, out_ + m * outputs_ + begin, end - begin);
+    }
+  }
+
   void add_bias(int64_t begin, int64_t end) const {
     float bias[kPiece];
     const int64_t item = bias_type_ == Type::f32 ? 4 : 2;
@@ -131,6 +170,7 @@ class Projection {
   DenseProduct product_{};
   const uint8_t* bias_data_ = nullptr;
   float* out_ = nullptr;
+  Type type_ = Type::f32;
   int64_t rows_ = 0;
 };
 

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "core/precision.h"
 #include "primitives/row_major.h"
 
 namespace umlm {
@@ -82,10 +81,5 @@ class StoredMatrix {
   std::vector<RowMajor> parts_;
   std::vector<int64_t> strides_;
 };
-
-// The Operand of `rows` rows of activations, in the precision that is set. It is still to be filled.
-inline Operand operand_of(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, Scratch& scratch) {
-  return kernels().quantized.operand(w, x, type, num_digits(type), rows, scratch.data());
-}
 
 }  // namespace umlm

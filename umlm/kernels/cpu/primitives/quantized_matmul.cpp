@@ -25,7 +25,8 @@ class QuantizedMatmul : public CpuPrimitive {
   const char* name() const override { return "UmlmQuantizedMatmul"; }
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& same = static_cast<const QuantizedMatmul&>(other);
-    return coding_ == same.coding_ && columns_ == same.columns_ && transposed_ == same.transposed_;
+    return coding_ == same.coding_ && columns_ == same.columns_ && transposed_ == same.transposed_ &&
+           precision_ == same.precision_;
   }
 
  private:
@@ -49,10 +50,10 @@ struct Results {
   }
 };
 
-void multiply(const QuantizedMatrix& w, const void* x, Type type, int64_t rows, const Results& results) {
+void multiply(const QuantizedMatrix& w, const void* x, Type type, int digits, int64_t rows, const Results& results) {
   const QuantizedKernels& k = kernels().quantized;
   Scratch scratch(rows * k.prepared_bytes(w));
-  const Operand operand = operand_of(w, x, type, rows, scratch);
+  const Operand operand = k.operand(w, x, type, digits, rows, scratch.data());
   auto prepare = [&](int64_t begin, int64_t end) { k.prepare(w, operand, begin, end); };
   if (rows > 8) {
     parallel_for(rows, 4, prepare);
@@ -88,12 +89,17 @@ void QuantizedMatmul::eval_cpu(const std::vector<mx::array>& inputs, mx::array& 
   const StoredMatrix stored(inputs, 1, coding_, columns_);
   auto* result = out.data<uint8_t>();
   mx::cpu::get_command_encoder(stream()).dispatch(
-      [stored, type, result, x = RowMajor(inputs[0]), count = out.size(), transposed = transposed_]() {
+      [stored, type, result, x = RowMajor(inputs[0]), count = out.size(), transposed = transposed_,
+       digits = num_digits(type, precision_)]() {
         const QuantizedMatrix w = stored.matrix();
         const int64_t rows = static_cast<int64_t>(count) / (transposed ? w.rows : w.columns);
         Scratch wide(type == Type::f32 ? 0 : count * sizeof(float));
         const Results results{result, type, reinterpret_cast<float*>(type == Type::f32 ? result : wide.data())};
-        (transposed ? multiply : multiply_transposed)(w, x.data(), type, rows, results);
+        if (transposed) {
+          multiply(w, x.data(), type, digits, rows, results);
+        } else {
+          multiply_transposed(w, x.data(), type, rows, results);
+        }
       });
 }
 

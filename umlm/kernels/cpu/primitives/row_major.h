@@ -7,6 +7,7 @@
 
 #include "mlx/primitives.h"
 #include "mlx/transforms.h"
+#include "core/precision.h"
 #include "primitives/arrays.h"
 
 namespace umlm {
@@ -73,6 +74,9 @@ class CpuPrimitive : public mx::UnaryPrimitive {
   void eval_gpu(const std::vector<mx::array>&, mx::array&) override {
     throw std::runtime_error(std::string(name()) + " runs on CPUs and was asked to run on a GPU");
   }
+
+ protected:
+  const Precision precision_ = precision();
 };
 
 // Memory for out: a row-contiguous input's own where nothing else needs it any more.

@@ -1,4 +1,4 @@
-// Norms and activations.
+// Norms, softmax and activations.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -77,6 +77,52 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
     inputs.push_back(*weight);
   }
   return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(mx::to_stream(s), eps, offset), inputs);
+}
+
+class Softmax : public CpuPrimitive {
+ public:
+  Softmax(mx::Stream stream, float scale) : CpuPrimitive(stream), scale_(scale) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
+    const mx::array& x = inputs[0];
+    RowMajor values(x);
+    const Type type = type_of(x.dtype());
+    const int64_t columns = x.shape(-1), rows = columns == 0 ? 0 : x.size() / columns;
+    const int64_t row_bytes = columns * x.itemsize();
+    allocate_like(x, out);
+    auto* result = out.data<uint8_t>();
+    mx::cpu::get_command_encoder(stream()).dispatch([=, scale = scale_]() {
+      const uint8_t* from = values.data();
+      parallel_for(rows, kWorth / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
+        kernels().rows.softmax(from + begin * row_bytes, type, scale, end - begin, columns, result + begin * row_bytes);
+      });
+    });
+  }
+
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums, const std::vector<mx::array>&) override {
+    auto plain = [scale = scale_, s = stream()](const std::vector<mx::array>& in) {
+      auto scaled = mx::multiply(mx::astype(in[0], mx::float32, s), mx::array(scale), s);
+      return std::vector<mx::array>{mx::astype(mx::softmax(scaled, -1, true, s), in[0].dtype(), s)};
+    };
+    return gradients(plain, primals, cotangents, argnums);
+  }
+
+  const char* name() const override { return "UmlmSoftmax"; }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return scale_ == static_cast<const Softmax&>(other).scale_;
+  }
+
+ private:
+  float scale_;
+};
+
+mx::array softmax(const mx::array& x, float scale, mx::StreamOrDevice s) {
+  type_of(x.dtype());
+  if (x.ndim() == 0) {
+    throw std::invalid_argument("softmax: x must be [..., n], not a single number");
+  }
+  return mx::array(x.shape(), x.dtype(), std::make_shared<Softmax>(mx::to_stream(s), scale), {x});
 }
 
 // f(x) of float32 x in MLX's operations, for gradients.
@@ -162,6 +208,7 @@ void bind_rows(nanobind::module_& m) {
   using namespace nanobind::literals;
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a.none(), "eps"_a, "offset"_a = 0.0f, nanobind::kw_only(),
         "stream"_a = nanobind::none());
+  m.def("softmax", &softmax, "x"_a, "scale"_a, nanobind::kw_only(), "stream"_a = nanobind::none());
   m.def("activate", &activate, "gate"_a, "up"_a.none(), "name"_a, nanobind::kw_only(), "stream"_a = nanobind::none());
 }
 

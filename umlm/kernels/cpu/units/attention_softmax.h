@@ -10,6 +10,18 @@ struct Range {
 
 inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
+// exp of lanes z in -86 .. 88.72, of which n is about z / log 2, or of NaN
+inline Lanes exp_of_parts(Lanes z, Integers n) {
+  const Lanes whole = __builtin_convertvector(n, Lanes);
+  const Lanes r = fused(whole, Lanes{} + 2.12194440e-4f, fused(whole, Lanes{} - 0.693359375f, z));
+  Lanes p = fused(Lanes{} + 1.3811660464853048e-3f, r, Lanes{} + 8.370134979486465e-3f);
+  p = fused(p, r, Lanes{} + 4.166852682828903e-2f);
+  p = fused(p, r, Lanes{} + 0.16666509211063385f);
+  p = fused(p, r, Lanes{} + 0.4999999403953552f);
+  p = held(held(fused(held(r * r), p, r)) + 1.0f);
+  return (Lanes)((Integers)p + (n << 23));
+}
+
 // exp of lanes that are 0 or less, or NaN; 0 below e^-86, which spares the processor subnormal numbers
 inline Lanes exp_below(Lanes x) {
   const Lanes z = x < -86.0f ? Lanes{} - 86.0f : x, scaled = z * 1.44269504f;
@@ -18,15 +30,16 @@ inline Lanes exp_below(Lanes x) {
 #else
   const Integers n = __builtin_convertvector(scaled - 0.5f, Integers);
 #endif
-  const Lanes whole = __builtin_convertvector(n, Lanes);
-  const Lanes r = fused(whole, Lanes{} + 2.12194440e-4f, fused(whole, Lanes{} - 0.693359375f, z));
-  Lanes p = fused(Lanes{} + 1.3811660464853048e-3f, r, Lanes{} + 8.370134979486465e-3f);
-  p = fused(p, r, Lanes{} + 4.166852682828903e-2f);
-  p = fused(p, r, Lanes{} + 0.16666509211063385f);
-  p = fused(p, r, Lanes{} + 0.4999999403953552f);
-  p = held(held(fused(held(r * r), p, r)) + 1.0f);
-  p = (Lanes)((Integers)p + (n << 23));
-  return x < -86.0f ? Lanes{} : p;
+  return x < -86.0f ? Lanes{} : exp_of_parts(z, n);
+}
+
+// exp of any lanes; 0 below e^-86 here too
+inline Lanes exp_lanes(Lanes x) {
+  const Lanes above = x < -86.0f ? Lanes{} - 86.0f : x, z = above > 88.72f ? Lanes{} + 88.72f : above;
+  const Lanes scaled = z * 1.44269504f;
+  const Integers n = __builtin_convertvector(scaled + (scaled < 0.0f ? Lanes{} - 0.5f : Lanes{} + 0.5f), Integers);
+  const Lanes y = exp_of_parts(z, n);
+  return x < -86.0f ? Lanes{} : x > 88.72f ? Lanes{} + kInfinity : y;
 }
 
 inline void cap(float softcap, float* scores) {

@@ -11,6 +11,9 @@
 #include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
+#include "units/delta_generic.h"
+#include "units/scan_generic.h"
+#include "units/recurrence_generic.h"
 #include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 #include "units/quantized_bits_avx512.h"
@@ -36,6 +39,7 @@ const Kernels& kernels_avx512() {
       avx512::attention_kernels,
       avx512::dense_kernels,
       avx512::sampling_kernels,
+      avx512::recurrence_kernels,
   };
   return table;
 }

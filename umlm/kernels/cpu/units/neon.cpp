@@ -11,6 +11,9 @@
 #include "units/attention_generic.h"
 #include "units/dense_generic.h"
 #include "units/sampling_generic.h"
+#include "units/delta_generic.h"
+#include "units/scan_generic.h"
+#include "units/recurrence_generic.h"
 #include "units/quantized_values.h"
 #include "units/quantized_generic.h"
 
@@ -26,6 +29,7 @@ const Kernels& kernels_neon() {
       neon::attention_kernels,
       neon::dense_kernels,
       neon::sampling_kernels,
+      neon::recurrence_kernels,
   };
   return table;
 }

@@ -114,6 +114,41 @@ inline void rms_norm(const void* x, Type type, const void* weight, Type weight_t
   }
 }
 
+inline float largest(const void* row, Type type, float scale, int64_t columns) {
+  float top = -__builtin_inff();
+  in_pieces(row, type, columns, [&](int64_t, int64_t count, const float* values) {
+    for (int64_t i = 0; i < count; ++i) top = values[i] * scale > top ? values[i] * scale : top;
+  });
+  return top;
+}
+
+// Call work(first, count, weights) on pieces of exp(scale x - top).
+template <typename Work>
+void in_weights(const void* row, Type type, float scale, float top, int64_t columns, Work&& work) {
+  in_pieces(row, type, columns, [&](int64_t first, int64_t count, float* values) {
+    for (int64_t i = 0; i < count; ++i) values[i] = exp(values[i] * scale - top);
+    work(first, count, values);
+  });
+}
+
+inline void softmax(const void* x, Type type, float scale, int64_t rows, int64_t columns, void* out) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const uint8_t *from = element(x, type, row * columns), *to = element(out, type, row * columns);
+    const float top = largest(from, type, scale, columns);
+    float total = 0;
+    in_weights(from, type, scale, top, columns, [&](int64_t, int64_t count, const float* weights) {
+      float sum = 0;
+      for (int64_t i = 0; i < count; ++i) sum += weights[i];
+      total += sum;
+    });
+    const float share = 1.0f / total;
+    in_weights(from, type, scale, top, columns, [&](int64_t first, int64_t count, float* weights) {
+      for (int64_t i = 0; i < count; ++i) weights[i] *= share;
+      narrow(weights, type, count, const_cast<uint8_t*>(element(to, type, first)));
+    });
+  }
+}
+
 inline void apply(Activation f, int64_t count, float* values) {
   switch (f) {
     case Activation::silu:
@@ -154,6 +189,6 @@ inline void activate(Activation f, const void* gate, Type type, const void* up, 
   });
 }
 
-inline constexpr RowKernels row_kernels = {widen, narrow, rms_norm, activate};
+inline constexpr RowKernels row_kernels = {widen, narrow, rms_norm, softmax, activate};
 
 }  // namespace umlm::UNIT
