@@ -53,7 +53,8 @@ CASES = {
     "long step": Case(shape(16, 512, 1024, 8, 2, 64, 32000), 1024),
     "large vocabulary": Case(shape(4, 512, 1024, 8, 2, 64, 160000), 256),
     "sandwich": Case(shape(12, 512, 1024, 8, 2, 64, 32000, model_type="gemma3_text"), 512),
-    "single operations": Case(shape(12, 512, 2048, 8, 2, 64, 32000), 512, dtype="bfloat16"),
+    "half precision": Case(shape(12, 512, 2048, 8, 2, 64, 32000), 512, dtype="bfloat16"),
+    "half of it fused": Case(shape(12, 512, 2048, 8, 2, 64, 32000, model_type="phi3"), 512),
     "plain operations": Case(
         shape(3, 128, 256, 16, 4, 32, 2000), 256, 8, 2048, environment={"UMLM_KERNELS": "reference"}
     ),

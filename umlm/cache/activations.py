@@ -17,6 +17,7 @@ from umlm.models import Decoder
 from umlm.nn import Attention, GatedMLP
 
 FUSED_AHEAD = 13  # blocks of fused halves whose results are in memory together
+PARTLY_AHEAD = 8.5  # the same, where one half is fused and the other is not
 SINGLE_AHEAD = 2.2  # the same, where every operation has a result of its own
 SAMPLER_COPIES = 3  # of the logits: as they came, adjusted, and what a filter or a top list makes of them
 SCORE_COPIES = 1.2  # of the scores, where attention is computed by plain operations
@@ -45,12 +46,14 @@ def activation_bytes(model: Decoder, step: Step, dtype: mx.Dtype) -> int:
     """Bytes of activations at the peak of a step: blocks, attention's scratch, logits and what sampling makes."""
     wide = widths(model)
     layers = model.config.num_hidden_layers
-    if kernels.halves_serve() and _has_halves(model):
-        blocks = (dtype.size * _ahead(wide, layers) + 4 * _scratch(wide)) * step.tokens
+    if not kernels.halves_serve():
+        blocks = _single(wide, layers, dtype.size)
+    elif _has_halves(model):
+        blocks = _ahead(wide, layers, dtype.size) + 4 * _scratch(wide)
     else:
-        blocks = _single(wide, layers, dtype.size) * step.tokens
+        blocks = _partly(wide, layers, dtype.size)
     rows = max(step.rows, rows_scored(model.config.vocab_size))
-    return int(blocks + _attention(model, step) + 4 * SAMPLER_COPIES * rows * model.config.vocab_size)
+    return int(blocks * step.tokens + _attention(model, step) + 4 * SAMPLER_COPIES * rows * model.config.vocab_size)
 
 
 def rows_scored(vocab_size: int) -> int:
@@ -74,14 +77,19 @@ def _outputs(part: Any) -> int:
     return sum(matrix.shape[-2] for _, matrix in matrices if matrix.ndim > 1)
 
 
-def _ahead(wide: Widths, layers: int) -> int:
-    """q, k, v and two results of halves per block that is under way."""
-    return min(layers, FUSED_AHEAD) * (wide.attention + wide.hidden)
+def _ahead(wide: Widths, layers: int, size: int) -> int:
+    """q, k, v, which are float32, and two results of halves per block that is under way."""
+    return min(layers, FUSED_AHEAD) * (4 * (wide.attention - wide.hidden) + 2 * size * wide.hidden)
 
 
 def _scratch(wide: Widths) -> float:
     """One half's own: normed x, all projections, and the integers that quantized matrices are multiplied with."""
     return 1.5 * max(wide.attention, wide.feed_forward) + 2 * wide.hidden
+
+
+def _partly(wide: Widths, layers: int, size: int) -> float:
+    """Projections, the product inside the feed-forward part, and three results as wide as x."""
+    return min(layers, PARTLY_AHEAD) * (wide.attention + 1.5 * wide.feed_forward + 3 * wide.hidden) * size
 
 
 def _single(wide: Widths, layers: int, size: int) -> float:
