@@ -126,7 +126,13 @@ def test_more_pages_keep_what_they_hold() -> None:
     assert not np.array(longer.rows)[5:].any()
 
 
-@pytest.mark.parametrize("bits", [0, 2, 3, 5, 16])
+def test_pages_of_16_bits_are_floats() -> None:
+    for dtype, kept in ((mx.float32, mx.float16), (mx.bfloat16, mx.bfloat16), (mx.float16, mx.float16)):
+        pages = kernels.empty_pages(4, 1, 64, dtype, 16)
+        assert isinstance(pages, mx.array) and pages.dtype == kept
+
+
+@pytest.mark.parametrize("bits", [0, 2, 3, 5, 32])
 def test_bits_that_there_are_not(bits: int) -> None:
-    with pytest.raises(ValueError, match=f"pages of {bits} bits do not exist: use 8 or 4 bits, or none"):
+    with pytest.raises(ValueError, match=f"pages of {bits} bits do not exist: use 16, 8 or 4 bits, or none"):
         kernels.empty_pages(4, 1, 64, mx.float32, bits)
