@@ -7,6 +7,7 @@ So a wrong slot, position, page or boundary gives a wrong token.
 from __future__ import annotations
 
 import codecs
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ import numpy as np
 from umlm.cache.batch import Batch
 from umlm.cache.pool import PagePool
 from umlm.engine.engine import Engine
+from umlm.engine.output import Clock
 from umlm.engine.runner import Runner
 from umlm.engine.scheduler import Scheduler
 
@@ -163,10 +165,11 @@ def scripted_engine(
     page_size: int = 4,
     context: int = 200,
     tokenizer: ByteTokenizer | None = None,
+    clock: Clock = time.perf_counter,
     **limits: int,
 ) -> Engine:
     """An engine whose model is scripted, everything else real; engine.runner.model is the ScriptedModel."""
     tokenizer = tokenizer or ByteTokenizer()
     runner = Runner(ScriptedModel(logits), TokenStore(num_pages, page_size))
     scheduler = Scheduler(PagePool(num_pages, page_size), **limits)
-    return Engine(runner, scheduler, tokenizer, context=context, vocab_size=tokenizer.vocab_size)
+    return Engine(runner, scheduler, tokenizer, context=context, vocab_size=tokenizer.vocab_size, clock=clock)

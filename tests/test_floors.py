@@ -19,7 +19,12 @@ FLOORS = {
 }  # fmt: skip
 TOP = 6  # every other module: server and the verbs
 VERB_HOST = "umlm.cli"
-WITHOUT_MLX = ("umlm", "umlm.options", "umlm.cache.pool", "umlm.engine.request", "umlm.engine.scheduler", "umlm.text")
+WITHOUT_MLX = (
+    "umlm", "umlm.options", "umlm.text",
+    "umlm.cache.pool", "umlm.cache.prefix",
+    "umlm.engine.request", "umlm.engine.scheduler", "umlm.engine.deferral", "umlm.engine.allowance",
+    "umlm.engine.service",
+)  # fmt: skip
 # slow to load and not always needed, or optional
 LAZY = {
     "asyncio", "gguf", "huggingface_hub", "importlib", "llguidance", "mlx_lm", "mpi4py", "peft", "rich",

@@ -105,7 +105,8 @@ def test_json_holds_everything_about_the_answer(generate: Generate) -> None:
     assert set(found) == {"model", "prompt_tokens", "answers"}
     assert answer["text"] == SENTENCE
     assert (answer["index"], answer["finish_reason"], answer["stop_reason"], answer["error"]) == (0, "stop", None, None)
-    assert answer["usage"] == {"prompt_tokens": found["prompt_tokens"], "completion_tokens": len(answer["token_ids"])}
+    counts = {"prompt_tokens": found["prompt_tokens"], "completion_tokens": len(answer["token_ids"])}
+    assert answer["usage"] == {**counts, "cached_tokens": 0, "cache_miss": "short"}
     assert set(answer["timings"]) == {"prompt_tps", "generation_tps", "ttft", "peak_memory"}
     said = b"".join(bytes(entry["bytes"]) for entry in answer["logprobs"])
     assert said.decode() == SENTENCE + tiny_chat.END

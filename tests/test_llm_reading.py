@@ -114,7 +114,7 @@ def ids(chunks: Any) -> list[int]:
 def test_prompt_logprobs_come_with_an_answer_and_count_nothing(llm: LLM) -> None:
     result = llm.generate(PROMPTS[2], max_tokens=3, prompt_logprobs=2, ignore_eos=True, n=2)
     assert result.prompt_logprobs is not None and len(result.prompt_logprobs) == 7
-    assert result.usage is not None and tuple(result.usage) == (7, 3)
+    assert result.usage is not None and tuple(result.usage)[:2] == (7, 3)
     assert [len(answer.token_ids) for answer in result.answers] == [3, 3]
     assert llm.generate(PROMPTS[2], max_tokens=3, ignore_eos=True).prompt_logprobs is None
 
@@ -122,7 +122,7 @@ def test_prompt_logprobs_come_with_an_answer_and_count_nothing(llm: LLM) -> None
 def test_max_tokens_0_gives_logprobs_and_nothing_else(llm: LLM) -> None:
     result = llm.generate(PROMPTS[2], max_tokens=0, prompt_logprobs=0, temperature=0.7, n=2)
     assert (result.text, result.token_ids, result.finish_reason) == ("", [], "length")
-    assert result.usage is not None and tuple(result.usage) == (7, 0)
+    assert result.usage is not None and tuple(result.usage)[:2] == (7, 0)
     assert result.prompt_logprobs is not None and len(result.prompt_logprobs) == 7
     with pytest.raises(ValueError, match="max_tokens must be at least 1, not 0"):
         llm.generate(PROMPTS[2], max_tokens=0)

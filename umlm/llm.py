@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,10 +28,12 @@ from umlm.engine.relief import Relief
 from umlm.engine.results import Result, Score, collect, raise_errors
 from umlm.engine.runner import Runner
 from umlm.engine.scheduler import Scheduler
+from umlm.engine.service import Service
 from umlm.engine.settings import EngineSettings
 from umlm.engine.stream import Stream
 from umlm.engine.thread import EngineThread
 from umlm.models import Decoder, ModelConfig, build, config_from_dict
+from umlm.options import options_of
 from umlm.text import Tokenizer
 from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.folder import open_checkpoint
@@ -41,6 +44,7 @@ from umlm.weights.progress import Report, byte_bar, count_bar
 Options = TypeVar("Options", SamplingParams, EngineSettings)
 T = TypeVar("T")
 log = logging.getLogger("umlm")
+SERVICE = tuple(item.name for item in options_of(Service))
 
 
 def load(
@@ -139,13 +143,14 @@ class LLM:
 
         prompt   a text (continued as it is), messages (through the chat template), token ids, or a list of these,
                  which gives a list of results in the same order
-        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, prompt_logprobs, ...
+        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, prompt_logprobs, ...;
+                 and fields of Service: priority, queue_timeout, timeout, cache_salt
         progress a bar on stderr that counts prompts; None: for several, if it is a terminal
         Raises ValueError for wrong values, of many prompts with the place of the wrong one, and GenerationError where
         the model's numbers went wrong. An interrupt ends what it has begun and leaves the model usable.
         """
-        chosen = _with(params or SamplingParams(), options)
-        results = self._run(self._encoded(prompt), chosen, progress=progress)
+        chosen = _request_options(params, options)
+        results = self._run(self._encoded(prompt), *chosen, progress=progress)
         return results[0] if is_single(prompt) else results
 
     @overload
@@ -194,7 +199,7 @@ class LLM:
 
         Leaving the loop early, or close(), ends the request. Arguments as in `generate`.
         """
-        return self.engine.submit(self.encode(prompt), _with(params or SamplingParams(), options))
+        return self.engine.submit(self.encode(prompt), *_request_options(params, options))
 
     def chat(
         self,
@@ -210,13 +215,13 @@ class LLM:
         """Answer a conversation through the chat template; a text is one user message.
 
         variables  what the template reads beyond messages, tools and documents, such as enable_thinking
-        options    fields of SamplingParams, over `params`
+        options    as in `generate`
         """
-        chosen = _with(params or SamplingParams(), options)
+        chosen = _request_options(params, options)
         ids = self.tokenizer.apply_chat_template(
             conversation(messages, system), tools=tools, documents=documents, **(variables or {})
         )
-        return self._run([ids], chosen)[0]
+        return self._run([ids], *chosen)[0]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt: a text as the model wants raw text, messages through the chat template.
@@ -240,6 +245,10 @@ class LLM:
             prompt, lambda tokens: {i: x[0] for i, x in self.model.hidden_states(tokens, wanted).items()}
         )
 
+    def forget_prefixes(self) -> None:
+        """Compute every prompt anew from here on: call it after changing the model's weights."""
+        self.engine.call(self.engine.scheduler.prefixes.renew)
+
     def close(self) -> None:
         """End all requests and the engine thread. May be called again."""
         self.engine.stop()
@@ -261,6 +270,7 @@ class LLM:
         self,
         prompts: Sequence[list[int]],
         params: SamplingParams,
+        service: Service | None = None,
         *,
         pooling: str | None = None,
         progress: bool | None = None,
@@ -268,7 +278,7 @@ class LLM:
         results = []
         shown = progress if len(prompts) > 1 or progress else False
         with contextlib.ExitStack() as stack:  # whatever happens, nothing that was begun goes on
-            submitted = each(lambda ids: self.engine.submit(ids, params, pooling=pooling), prompts)
+            submitted = each(lambda ids: self.engine.submit(ids, params, service, pooling=pooling), prompts)
             streams = [stack.enter_context(stream) for stream in submitted]
             report = stack.enter_context(count_bar("prompts", shown))
             for done, (ids, chunks) in enumerate(zip(prompts, streams, strict=True), start=1):
@@ -306,7 +316,7 @@ def _open(
     memory = _plan(fit)
     with byte_bar(f"loading {name}", progress) as report:
         model = load_model(checkpoint, dtype, _unless(cancelled, report))
-    engine = _engine(model, tokenizer, memory, fit, thread)
+    engine = _engine(model, tokenizer, checkpoint, memory, fit, thread)
     return LLM(name, model, tokenizer, engine, memory, checkpoint, settings)
 
 
@@ -321,15 +331,12 @@ def _unless(cancelled: threading.Event, report: Report) -> Report:
     return check
 
 
-def _engine(model: Decoder, tokenizer: Tokenizer, memory: PagePlan, fit: Fit, thread: EngineThread) -> Engine:
-    settings, pool = fit.settings, PagePool(memory.num_pages, memory.page_size)
+def _engine(
+    model: Decoder, tokenizer: Tokenizer, checkpoint: Checkpoint, memory: PagePlan, fit: Fit, thread: EngineThread
+) -> Engine:
+    settings = fit.settings
     store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype, settings.bits)
-    scheduler = Scheduler(
-        pool,
-        token_budget=settings.token_budget,
-        max_requests=settings.max_requests,
-        max_chunk=settings.max_chunk,
-    )
+    scheduler = _scheduler(model, checkpoint, memory, settings)
     return Engine(
         Runner(model, store),
         scheduler,
@@ -337,7 +344,22 @@ def _engine(model: Decoder, tokenizer: Tokenizer, memory: PagePlan, fit: Fit, th
         context=fit.context,
         vocab_size=model.config.vocab_size,
         thread=thread,
-        relieve=Relief(Pressure(memory.demand.reserve), pool, store, memory.page_bytes),
+        relieve=Relief(Pressure(memory.demand.reserve), scheduler.prefixes, store, memory.page_bytes),
+    )
+
+
+def _scheduler(model: Decoder, checkpoint: Checkpoint, memory: PagePlan, settings: EngineSettings) -> Scheduler:
+    shapes = [tensor.shape for name, tensor in checkpoint.tensors.items() if ".layers." in name]
+    return Scheduler(
+        PagePool(memory.num_pages, memory.page_size),
+        token_budget=settings.token_budget,
+        max_requests=settings.max_requests,
+        max_chunk=settings.max_chunk,
+        prefix_cache=settings.prefix_cache,
+        guaranteed=settings.admission == "guaranteed",
+        parity=model.config.context_parity(sum(math.prod(shape) for shape in shapes)),
+        source=f"{checkpoint.path.resolve()} {model.dtype} {settings.kv_bits} {settings.activations}",
+        length_kind=model.config.length_kind,
     )
 
 
@@ -353,10 +375,17 @@ def _plan(fit: Fit) -> PagePlan:
     return plan
 
 
-def _with(options: Options, changes: Mapping[str, Any]) -> Options:
-    """Options with some fields changed; ValueError names an unknown field."""
-    known = {field.name for field in dataclasses.fields(options)}
+def _request_options(params: SamplingParams | None, options: Mapping[str, Any]) -> tuple[SamplingParams, Service]:
+    """Both kinds of options of a request; ValueError names a field that neither has."""
+    own = {name: options[name] for name in SERVICE if name in options}
+    rest = {name: value for name, value in options.items() if name not in own}
+    return _with(params or SamplingParams(), rest, SERVICE), Service(**own)
+
+
+def _with(options: Options, changes: Mapping[str, Any], others: Iterable[str] = ()) -> Options:
+    """Options with some fields changed; ValueError names an unknown field, and with the known ones `others`."""
+    known: set[str] = {field.name for field in dataclasses.fields(options)}
     for name in changes:
         if name not in known:
-            raise ValueError(f"{name!r} is not an option; known: {', '.join(sorted(known))}")
+            raise ValueError(f"{name!r} is not an option; known: {', '.join(sorted({*known, *others}))}")
     return dataclasses.replace(options, **changes) if changes else options

@@ -62,7 +62,7 @@ def test_ends_at_max_tokens(engine_of):
     _, ids, last = run(engine_of(), [1, 2, 3], max_tokens=5)
     assert ids == expected([1, 2, 3], 5)
     assert (last.finish_reason, last.stop_reason) == ("length", None)
-    assert last.usage == (3, 5)
+    assert last.usage[:2] == (3, 5)
 
 
 def test_the_end_token_ends_and_has_no_text(engine_of):
@@ -70,7 +70,7 @@ def test_the_end_token_ends_and_has_no_text(engine_of):
     text, ids, last = run(engine, [1])
     assert (text, last.finish_reason, last.stop_reason) == ("hello", "stop", None)
     assert ids == [*b"hello", EOS]
-    assert last.usage == (1, 6)
+    assert last.usage[:2] == (1, 6)
 
 
 def test_ignore_eos_and_min_tokens(engine_of):
@@ -138,7 +138,7 @@ def test_a_stop_that_the_last_token_completes_counts_as_stop(engine_of):
 def test_the_context_ends_an_answer(engine_of, length, generated):
     """Case K11: context 64, and room for 50 tokens is asked for."""
     _, ids, last = run(engine_of(context=64), [1] * length, max_tokens=50)
-    assert (len(ids), last.finish_reason, last.usage) == (generated, "length", (length, generated))
+    assert (len(ids), last.finish_reason, last.usage[:2]) == (generated, "length", (length, generated))
 
 
 @pytest.mark.parametrize("length", [65, 200])
@@ -228,7 +228,7 @@ def test_32_parallel_requests_get_their_own_tokens(engine_of):
     for token, stream in streams.items():
         _, ids, last = joined(list(stream))
         assert ids == [token] * (5 + token)
-        assert last.usage == (token % 9 + 1, 5 + token)
+        assert last.usage[:2] == (token % 9 + 1, 5 + token)
 
 
 def test_n_answers_are_distinct_and_numbered(engine_of):

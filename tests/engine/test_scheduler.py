@@ -1,43 +1,13 @@
 """The scheduler's decisions, step by step: fixed examples, fairness, preemption, refusal."""
 
 import pytest
+from names import Names, scheduler
 
-from umlm.cache.pool import PagePool
-from umlm.engine.params import SamplingParams
-from umlm.engine.request import Request, State
-from umlm.engine.scheduler import Scheduler
-
-
-def scheduler(num_pages=1000, page_size=16, **limits):
-    return Scheduler(PagePool(num_pages, page_size), **limits)
-
-
-class Names:
-    """Requests by name, and steps as {name: tokens}."""
-
-    def __init__(self, scheduler):
-        self.scheduler = scheduler
-        self.requests = {}
-
-    def submit(self, name, num_tokens, max_tokens=1000):
-        request = Request(len(self.requests), [1] * num_tokens, SamplingParams(), num_tokens + max_tokens)
-        self.requests[name] = request
-        self.scheduler.submit(request)
-        return request
-
-    def plan(self):
-        plan = self.scheduler.plan()
-        names = {request: name for name, request in self.requests.items()}
-        return plan, {names[row.request]: row.num_tokens for row in plan.rows}
-
-    def step(self):
-        plan, shares = self.plan()
-        self.scheduler.commit(plan, [5] * len(plan.sampled))
-        return shares
+from umlm.engine.request import State
 
 
 def test_a_finished_request_makes_room_in_the_next_step():
-    """At most 3 requests: A was prefilled, B has 4 tokens, C ends in the first step, D waits."""
+    """G11: at most 3 requests: A was prefilled, B has 4 tokens, C ends in the first step, D waits."""
     names = Names(scheduler(max_requests=3, token_budget=64))
     names.submit("B", 2)
     names.submit("C", 2, max_tokens=5)
@@ -61,6 +31,7 @@ def test_a_finished_request_makes_room_in_the_next_step():
     ],
 )
 def test_batch_of_4_with_12_tokens_a_step(chunked, steps):
+    """G12."""
     names = Names(scheduler(max_requests=4, token_budget=12, chunked=chunked))
     for number in range(1, 6):
         names.submit(f"R{number}", 5)
@@ -69,6 +40,7 @@ def test_batch_of_4_with_12_tokens_a_step(chunked, steps):
 
 @pytest.mark.parametrize("length", [1000, 1024])
 def test_24_streams_of_a_thousand_tokens_run_together(length):
+    """G3."""
     names = Names(scheduler(num_pages=24576 // 16, max_requests=64, token_budget=100_000))
     for number in range(30):
         names.submit(str(number), length, max_tokens=1)
@@ -149,15 +121,17 @@ def test_the_newest_is_preempted_and_nobody_is_admitted_then():
     assert (len(old.tokens), len(new.tokens)) == (10, 8)
 
 
-def test_a_preempted_request_computes_its_generated_tokens_again():
-    names = Names(scheduler(num_pages=4, page_size=4))
+@pytest.mark.parametrize(("prefix_cache", "again"), [(False, 8), (True, 4)])
+def test_a_preempted_request_computes_again_what_is_gone(prefix_cache, again):
+    """Its generated tokens too; with the prefix cache only the page that the other one took."""
+    names = Names(scheduler(num_pages=4, page_size=4, prefix_cache=prefix_cache))
     names.submit("old", 8, max_tokens=3)
     new = names.submit("new", 7, max_tokens=9)
     names.step()
     names.step()
     assert new.state is State.WAITING
     names.step()
-    assert names.step() == {"new": 8}
+    assert names.step() == {"new": again}
     assert new.num_generated == 2
 
 
@@ -179,7 +153,7 @@ def test_cancelled_between_plan_and_commit():
     plan, _ = names.plan()
     names.scheduler.cancel(request)
     assert names.scheduler.commit(plan, [5]) == []
-    assert (request.tokens, request.finish_reason) == ([1] * 20, "abort")
+    assert (request.tokens, request.finish_reason) == ([100] * 20, "abort")
     assert names.scheduler.pool.num_free == 8
     names.scheduler.cancel(request)
     assert request.finish_reason == "abort"

@@ -89,7 +89,7 @@ def cast(model: Decoder, dtype: str) -> Decoder:
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("name", CASES)
 def test_same_numbers_op_by_op(name: str, chunk: int, dtype: str, request: pytest.FixtureRequest) -> None:
-    model, tokens = cast(zoo_model.load_case(name), dtype), zoo.CASES[name].tokens
+    model, tokens = cast(zoo_model.load_changed(name), dtype), zoo.CASES[name].tokens
     assert kernels.halves_serve() and model.dtype == DTYPES[dtype]
     fused = logits(model, tokens, chunk)
     request.getfixturevalue("op_by_op")
@@ -99,7 +99,7 @@ def test_same_numbers_op_by_op(name: str, chunk: int, dtype: str, request: pytes
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
 def test_same_numbers_op_by_op_quantized(name: str, dtype: str, request: pytest.FixtureRequest) -> None:
-    model, tokens = cast(quantized(zoo_model.load_case(name)), dtype), zoo.CASES[name].tokens
+    model, tokens = cast(quantized(zoo_model.load_changed(name)), dtype), zoo.CASES[name].tokens
     fused = logits(model, tokens, 7)
     request.getfixturevalue("op_by_op")
     np.testing.assert_array_equal(fused, logits(model, tokens, 7))

@@ -26,6 +26,7 @@ def opened(model: str, dtype: str, settings: EngineSettings, work: Workload) -> 
         settings,
         max_requests=max(settings.max_requests, most),
         token_budget=max(settings.token_budget, most * BATCH_PROMPT),
+        prefix_cache=False,  # what is measured is computing
     )
     start = time.perf_counter()
     llm = load(model, dtype=dtype, settings=settings)

@@ -15,12 +15,14 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from umlm.cache.memory import peak_memory
+from umlm.cache.prefix import Identity
 from umlm.engine.output import Chunk, Clock, Output, TextStream, Timings
 from umlm.engine.params import SamplingParams
 from umlm.engine.reading import Embedding, PromptLogprobs
 from umlm.engine.request import Request, State
 from umlm.engine.sampler import Sample
 from umlm.engine.scheduler import Plan, Scheduler
+from umlm.engine.service import Service
 from umlm.engine.stream import Channel, Stream
 from umlm.engine.thread import EngineThread
 
@@ -90,9 +92,14 @@ class Engine:
             self._finalizer()
 
     def submit(
-        self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, pooling: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        service: Service | None = None,
+        *,
+        pooling: str | None = None,
     ) -> Stream:
-        """Queue a prompt and return its chunks; params.n answers grow at the same time.
+        """Queue a prompt and return its chunks; params.n answers grow at the same time and share its full pages.
 
         pooling  instead of an answer, one chunk with the prompt's embedding: "mean", "last" or "cls"
 
@@ -104,7 +111,7 @@ class Engine:
         params = params or SamplingParams()
         params.check_vocabulary(self.vocab_size)
         prompt = self.check_prompt(prompt_ids)
-        outputs = self._outputs_for(prompt, params, pooling)
+        outputs = self._outputs_for(prompt, params, service or Service(), pooling)
         requests, channel = [output.request for output in outputs], Channel()
         self.thread.post(functools.partial(self._enter, outputs, channel))
         cancel = functools.partial(self.thread.post, functools.partial(self._leave, requests))
@@ -112,6 +119,7 @@ class Engine:
 
     def step(self) -> bool:
         """Plan, compute and commit one step, and hand out its chunks; whether there is more to do."""
+        self._expire()
         self._relieve()
         plan = self.scheduler.plan()
         self._mark_started(plan)
@@ -159,23 +167,30 @@ class Engine:
             raise ValueError(f"the prompt must hold token ids from 0 to {self.vocab_size - 1}, not {wrong[0]}")
         return ids.tolist()
 
-    def _outputs_for(self, prompt: list[int], params: SamplingParams, pooling: str | None) -> list[Output]:
+    def _outputs_for(
+        self, prompt: list[int], params: SamplingParams, service: Service, pooling: str | None
+    ) -> list[Output]:
         """One output, and in it one request, per answer; the answers share one seed and differ by their index."""
         room = self.context - len(prompt)
         if params.max_tokens is not None:
             room = min(room, params.max_tokens)
         stop_ids = frozenset(params.stop_token_ids or ())
+        group = None if self.scheduler.prefixes.keep else next(self._ids)
         make = functools.partial(
             Request,
             params=params,
             max_length=len(prompt) + room,
             stop_ids=stop_ids if params.ignore_eos else stop_ids | frozenset(self.tokenizer.eos_ids),
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+            priority=service.priority,
+            identity=Identity(salt=service.cache_salt, group=group),
         )
         now = self._clock()
         requests = [make(id=next(self._ids), tokens=list(prompt), index=index) for index in range(params.n)]
         _let_read(requests[0], pooling, self.vocab_size)
-        return [Output(request, self.tokenizer.detokenizer(), Timings(now), self._clock) for request in requests]
+        return [
+            Output(request, self.tokenizer.detokenizer(), Timings(now), self._clock, service) for request in requests
+        ]
 
     def _enter(self, outputs: Sequence[Output], channel: Channel) -> None:
         for output in outputs:
@@ -191,6 +206,13 @@ class Engine:
             if request in self._outputs:
                 self.scheduler.cancel(request)
                 self._end(request)
+
+    def _expire(self) -> None:
+        """End the requests whose time is over."""
+        now = self._clock()
+        for request, (output, _) in list(self._outputs.items()):
+            if (why := output.overdue(now)) is not None:
+                self._fail([request], why, "timeout")
 
     def _mark_started(self, plan: Plan) -> None:
         for row in plan.rows:
@@ -221,11 +243,11 @@ class Engine:
         output, channel = self._outputs.pop(request)
         channel.put(output.last(chunk or Chunk(request.index), peak_memory()))
 
-    def _fail(self, requests: Sequence[Request], message: str) -> None:
+    def _fail(self, requests: Sequence[Request], message: str, reason: str = "error") -> None:
         """End requests with an error, in one line that names each."""
         for request in requests:
-            self.scheduler.finish(request, "error")
-            request.finish_reason, request.error = "error", f"request {request.id}: {message}"
+            self.scheduler.finish(request, reason)
+            request.finish_reason, request.error = reason, f"request {request.id}: {message}"
             self._end(request)
 
     def _abort_all(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from umlm.engine.request import Request
 from umlm.engine.sampler import Sample, TokenLogprobs
+from umlm.engine.service import Service
 from umlm.text.stops import StopMatcher
 
 Clock = Callable[[], float]
@@ -24,10 +25,16 @@ class TextStream(Protocol):
 
 
 class Usage(NamedTuple):
-    """Tokens of a request; the end token counts as generated, prompts of equal requests count each time."""
+    """Tokens of a request; the end token counts as generated, prompts of equal requests count each time.
+
+    cached_tokens  tokens of the prompt whose keys and values were there already
+    cache_miss     why not more (cache/prefix.py, Miss); None if it never ran
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    cache_miss: str | None = None
 
 
 @dataclass
@@ -46,16 +53,22 @@ class Timings:
         return None if self.first_token is None else self.first_token - self.submitted
 
     def prompt_rate(self, usage: Usage) -> float | None:
-        """Prompt tokens per second, from the first step to the first token."""
+        """Computed prompt tokens per second, from the first step to the first token."""
         if self.first_token is None or self.started is None:
             return None
-        return _rate(usage.prompt_tokens, self.first_token - self.started)
+        return _rate(usage.prompt_tokens - usage.cached_tokens, self.first_token - self.started)
 
     def generation_rate(self, usage: Usage) -> float | None:
         """Generated tokens per second, after the first one; None for fewer than two."""
         if self.first_token is None or self.last_token is None:
             return None
         return _rate(usage.completion_tokens - 1, self.last_token - self.first_token)
+
+
+def _usage(request: Request) -> Usage:
+    miss = None if request.miss is None else request.miss.value
+    generated = 0 if request.reads_only else request.num_generated
+    return Usage(request.num_prompt, generated, request.cached_tokens or 0, miss)
 
 
 def _rate(count: int, seconds: float) -> float | None:
@@ -70,9 +83,9 @@ class Chunk:
     text           new text that is safe to show, possibly empty; neither end token nor stop text is ever in it
     token_ids      new tokens, an end token included
     logprobs       one per token where they were asked for
-    finish_reason  in the last chunk: "stop", "length", "abort" or "error"
+    finish_reason  in the last chunk: "stop", "length", "abort", "timeout" or "error"
     stop_reason    the stop text or the id of stop_token_ids that ended it; None for the model's own end token
-    error          one line, with finish_reason "error"
+    error          one line, with finish_reason "error" or "timeout"
     prompt_logprobs  in the first chunk of the first answer, where they were asked for; None for the first token
     embedding      float32 [hidden], in the only chunk of a prompt that was embedded
     usage, timings in the last chunk
@@ -99,6 +112,7 @@ class Output:
     detokenizer: TextStream
     timings: Timings
     clock: Clock = time.perf_counter
+    service: Service = field(default_factory=Service)
     matcher: StopMatcher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,6 +139,16 @@ class Output:
         """The stop string that the text has reached."""
         return self.matcher.matched
 
+    def overdue(self, now: float) -> str | None:
+        """In words, the time limit that has passed; None while there is time."""
+        limit, age = self.service.timeout, now - self.timings.submitted
+        if limit is not None and age >= limit:
+            return f"took longer than timeout, {limit:g} s"
+        limit = self.service.queue_timeout
+        if limit is not None and age >= limit and self.timings.started is None:
+            return f"waited longer than queue_timeout, {limit:g} s"
+        return None
+
     def last(self, chunk: Chunk, peak_memory: int) -> Chunk:
         """The chunk with why the request ended, and its counts and times."""
         request = self.request
@@ -134,7 +158,7 @@ class Output:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             error=request.error,
-            usage=Usage(request.num_prompt, 0 if request.reads_only else request.num_generated),
+            usage=_usage(request),
             timings=self.timings,
         )
 

@@ -10,7 +10,7 @@ from umlm.cache.memory import Pressure
 
 
 class Shrinkable(Protocol):
-    """What a page pool must know for its pages to be given back (cache/pool.py)."""
+    """What must be known of cached pages for their memory to be given back (cache/prefix.py)."""
 
     def shrink(self, num_pages: int) -> int:
         """Forget up to so many cached pages that nobody owns, those first that would be handed out first."""
@@ -31,11 +31,11 @@ class Store(Protocol):
 class Relief:
     """Asked before every step; looks at the machine's memory as often as `pressure` does.
 
-    pool  one that cannot shrink keeps its pages
+    cached  what knows the cached pages; one that is not Shrinkable keeps them
     """
 
-    def __init__(self, pressure: Pressure, pool: object, store: Store, page_bytes: int) -> None:
-        self.pressure, self.pool, self.store, self.page_bytes = pressure, pool, store, page_bytes
+    def __init__(self, pressure: Pressure, cached: object, store: Store, page_bytes: int) -> None:
+        self.pressure, self.cached, self.store, self.page_bytes = pressure, cached, store, page_bytes
 
     def __call__(self) -> int:
         """Give back what is short; returns how many cached pages were forgotten for it."""
@@ -43,9 +43,9 @@ class Relief:
         if not short:
             return 0
         mx.clear_cache()
-        shrink = getattr(self.pool, "shrink", None)
+        shrink = getattr(self.cached, "shrink", None)
         if shrink is None:
             return 0
         forgotten = shrink(-(-short // max(self.page_bytes, 1)))
-        self.store.shrink(self.pool.num_reached)  # type: ignore[attr-defined]
+        self.store.shrink(self.cached.num_reached)  # type: ignore[attr-defined]
         return forgotten

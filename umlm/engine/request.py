@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from umlm.cache.prefix import ANYONE, Chain, Identity, Miss
 from umlm.engine.params import SamplingParams
+
+NEVER = (-1, 0)  # of Request.held_back
 
 
 class State(Enum):
@@ -27,9 +30,15 @@ class Request:
     max_length  it ends with "length" when it has so many tokens
     stop_ids    tokens that end it
     seed, index what its draws depend on: the seed, and its place among the n answers to one prompt
-    computed    tokens whose keys and values lie in `pages`
-    served      the last step that gave it a share
+    priority    greater goes first
+    identity    with whom it may share pages
     scored      every prompt token is computed: their log-probabilities are wanted
+    computed    tokens whose keys and values lie in `pages`
+    indexed     how many of `pages`, from the first on, the prefix index knows
+    served      the last step that gave it a share
+    turn        its place among waiting requests, the least first
+    held_back   while another request computes its prefix: pages that were known, and in which step that was new
+    cached_tokens, miss  tokens that were found when it first ran (None before), and why not more
     reading     what is read at every place of its prompt (engine/reading.py), or None
     reads_only  it ends when its prompt is read, without an answer: what is sampled then means nothing
     """
@@ -41,12 +50,20 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     seed: int = 0
     index: int = 0
+    priority: int = 0
+    identity: Identity = ANYONE
+    scored: bool = False
     num_prompt: int = field(init=False)
+    chain: Chain = field(init=False, repr=False)
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    indexed: int = 0
     drafts: list[int] = field(default_factory=list)
-    scored: bool = False
     served: int = -1
+    turn: tuple[int, int] = (0, 0)
+    held_back: tuple[int, int] = NEVER
+    cached_tokens: int | None = None
+    miss: Miss | None = None
     reading: Any = None
     reads_only: bool = False
     state: State = State.WAITING

@@ -31,7 +31,7 @@ class Answer:
 
     token_ids      an end token included
     logprobs       one entry per token, where they were asked for
-    finish_reason  "stop", "length", "abort" or "error"
+    finish_reason  "stop", "length", "abort", "timeout" or "error"
     stop_reason    the stop text or stop id that ended it; None for the model's own end token
     """
 

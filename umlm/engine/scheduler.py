@@ -3,17 +3,24 @@
 Every step, in this order: requests that decode get one token each; running prompts share what is left of the token
 budget, the least recently served first; waiting requests are admitted, oldest first. While one waits, running
 prompts leave it up to half of the rest, so a short prompt is answered in the step after a slot is free for it,
-and a long prompt never holds up a decode.
+and a long prompt never holds up a decode. Greater priority goes before all of that.
+
+A request begins with the pages that the prefix index knows of it, so `computed` is not 0 then; one whose next pages
+are being computed by a running request waits for them and lets others pass.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import itertools
+from bisect import insort
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from umlm.cache.pool import PagePool
-from umlm.engine.request import Request, State
+from umlm.cache.prefix import LengthKind, Miss, PrefixIndex
+from umlm.engine.allowance import Allowance
+from umlm.engine.deferral import Deferral
+from umlm.engine.request import NEVER, Request, State
 
 
 class Row(NamedTuple):
@@ -40,8 +47,12 @@ class Plan(NamedTuple):
 class Scheduler:
     """Plans steps under a token budget and a page pool, and commits their results.
 
-    max_chunk  most tokens of one prompt in a step (None: the budget)
-    chunked    False: a prompt is split only if it is longer than the budget
+    max_chunk     most tokens of one prompt in a step (None: the budget)
+    chunked       False: a prompt is split only if it is longer than the budget
+    prefix_cache  False: only the answers to one prompt share pages, and none is kept
+    guaranteed    True: a request is admitted when the pages of its greatest length are free, so none is preempted
+    parity        tokens of context that cost as much as all else for one token (engine/allowance.py)
+    source, length_kind  see PrefixIndex
     """
 
     def __init__(
@@ -52,16 +63,24 @@ class Scheduler:
         max_requests: int = 32,
         max_chunk: int | None = None,
         chunked: bool = True,
+        prefix_cache: bool = True,
+        guaranteed: bool = False,
+        parity: int | None = None,
+        source: str = "",
+        length_kind: LengthKind | None = None,
     ) -> None:
         if token_budget < max_requests:
             raise ValueError(f"token_budget must be at least max_requests ({max_requests}), not {token_budget}")
         self.pool = pool
+        self.prefixes = PrefixIndex(pool, source=source, keep=prefix_cache, length_kind=length_kind)
         self.token_budget = token_budget
         self.max_requests = max_requests
         self.max_chunk = min(max_chunk or token_budget, token_budget)
-        self.chunked = chunked
+        self.chunked, self.guaranteed, self.parity = chunked, guaranteed, parity
         self.running: list[Request] = []
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
+        self._deferral = Deferral()
+        self._turns = itertools.count(1)
         self._step = 0
 
     @property
@@ -71,7 +90,7 @@ class Scheduler:
 
     def check_fits(self, request: Request) -> None:
         """Raise ValueError when the whole pool could not hold the request. Reads constants only: any thread may ask."""
-        needed = self.pool.pages_for(max(1, request.max_length - 1))  # the last token is never computed
+        needed = self._most_pages(request)
         if needed > self.pool.num_pages:
             raise ValueError(
                 f"a request of up to {request.max_length} tokens needs {needed} pages of {self.pool.page_size} tokens, "
@@ -81,7 +100,8 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request; raises ValueError when it can never run."""
         self.check_fits(request)
-        self.waiting.append(request)
+        request.chain = self.prefixes.chain(request.identity, request.num_prompt)
+        self._queue(request, next(self._turns))
 
     def cancel(self, request: Request) -> None:
         """End a request at any moment, also between plan and commit."""
@@ -100,18 +120,18 @@ class Scheduler:
         """Take all pages from a running request; it waits at the head of the queue and computes them again."""
         self.running.remove(request)
         self._release(request)
-        request.computed = 0
         request.state = State.WAITING
-        self.waiting.appendleft(request)
+        self._queue(request, -next(self._turns))
 
     def plan(self) -> Plan:
         """Give every request its share of the next step. Nobody is admitted in a step that preempts."""
         shares: dict[Request, int] = {}
         preempted: list[Request] = []
         self._share_decodes(shares, preempted)
-        self._share_prompts(shares)
+        allowance = Allowance(self.token_budget - len(shares), self.max_chunk, self.parity if shares else None)
+        self._share_prompts(shares, allowance)
         if not preempted:
-            self._admit(shares)
+            self._admit(shares, allowance)
         self._step += 1
         for request in shares:
             request.served = self._step
@@ -128,6 +148,7 @@ class Scheduler:
             if request.state is not State.RUNNING:
                 continue
             request.computed += num_tokens
+            self._index_pages(request)
             if request in tokens:
                 request.append(tokens[request])
             if request.finish_reason is not None:
@@ -135,65 +156,125 @@ class Scheduler:
                 finished.append(request)
         return finished
 
+    def _queue(self, request: Request, turn: int) -> None:
+        request.turn = (-request.priority, turn)
+        insort(self.waiting, request, key=lambda waiting: waiting.turn)
+
     def _share_decodes(self, shares: dict[Request, int], preempted: list[Request]) -> None:
-        for request in [request for request in self.running if request.remaining == 1]:
+        decodes = [request for request in self.running if request.remaining == 1]
+        for request in sorted(decodes, key=lambda request: -request.priority):
             if request.state is State.RUNNING and self._grow(request, preempted):
                 shares[request] = 1
 
-    def _share_prompts(self, shares: dict[Request, int]) -> None:
+    def _share_prompts(self, shares: dict[Request, int], allowance: Allowance) -> None:
         """Their pages were taken when they were admitted."""
-        limit = self.token_budget - self._reserve(self._left(shares))
         prompts = [request for request in self.running if request.remaining > 1]
-        for request in sorted(prompts, key=lambda request: request.served):
-            num_tokens = self._chunk(request, limit - sum(shares.values()))
+        spare = self._reserve(allowance.tokens, prompts)
+        for request in sorted(prompts, key=lambda request: (-request.priority, request.served)):
+            num_tokens = min(request.remaining, allowance.room(request.computed, spare))
             if num_tokens:
-                shares[request] = num_tokens
+                shares[request] = allowance.take(request.computed, num_tokens)
 
-    def _admit(self, shares: dict[Request, int]) -> None:
-        while self.waiting and len(self.running) < self.max_requests:
-            request = self.waiting[0]
-            num_tokens = self._chunk(request, self._left(shares))
-            if not num_tokens or not self._take_pages(request):
+    def _admit(self, shares: dict[Request, int], allowance: Allowance) -> None:
+        for request, depth in self._candidates():
+            num_tokens = self._first_chunk(request, depth, allowance)
+            if not num_tokens or not self._fits(request, depth):
                 return
-            self.running.append(self.waiting.popleft())
-            request.state = State.RUNNING
-            shares[request] = num_tokens
+            self._begin(request, depth)
+            shares[request] = allowance.take(request.computed, num_tokens)
 
-    def _left(self, shares: dict[Request, int]) -> int:
-        return self.token_budget - sum(shares.values())
+    def _candidates(self) -> Iterator[tuple[Request, int]]:
+        """Waiting requests that may be admitted, the first one first, each with how many of its pages are known."""
+        for request in tuple(self.waiting):
+            if len(self.running) >= self.max_requests:
+                return
+            limit = self._reusable(request)
+            depth = self.prefixes.depth(request.chain.reach(request.tokens, limit), limit)
+            if not self._deferral.holds_back(request, depth, limit, self._step):
+                yield request, depth
 
-    def _reserve(self, left: int) -> int:
-        """Tokens that running prompts leave to the oldest waiting request."""
-        if not self.waiting or len(self.running) >= self.max_requests:
+    def _reusable(self, request: Request) -> int:
+        """Pages that need not be computed if they are known; the last token always is."""
+        return 0 if request.scored else (len(request.tokens) - 1) // self.pool.page_size
+
+    def _reserve(self, left: int, prompts: Sequence[Request]) -> int:
+        """Tokens that running prompts leave to the first waiting request that can be admitted."""
+        request, depth = next(self._candidates(), (None, 0))
+        if request is None or not self._fits(request, depth):
             return 0
-        return min(self.waiting[0].remaining, self.max_chunk, left // 2)
+        if any(prompt.priority > request.priority for prompt in prompts):
+            return 0
+        return min(request.length - depth * self.pool.page_size, self.max_chunk, left // 2)
 
-    def _chunk(self, request: Request, room: int) -> int:
-        """How many of its tokens a request may compute in so much room; 0 for none."""
-        need = request.remaining
-        if self.chunked or request.computed or need > self.token_budget:
-            return max(0, min(need, self.max_chunk, room))
-        return need if need <= room else 0
+    def _first_chunk(self, request: Request, depth: int, allowance: Allowance) -> int:
+        """How many of its tokens a waiting request may compute now; 0 for none."""
+        start = depth * self.pool.page_size
+        need = request.length - start
+        if self.chunked or need > self.token_budget:
+            return min(need, allowance.room(start))
+        return need if need <= allowance.tokens else 0
+
+    def _fits(self, request: Request, depth: int) -> bool:
+        """Whether there are pages for every known token, and if guaranteed for all that will come."""
+        wanted = self.pool.pages_for(request.length)
+        if self.guaranteed:
+            wanted = max(wanted, self._most_pages(request))
+            wanted += sum(max(0, self._most_pages(running) - len(running.pages)) for running in self.running)
+        return wanted - depth + self.prefixes.num_idle(request.chain.digests, depth) <= self.pool.num_free
+
+    def _most_pages(self, request: Request) -> int:
+        return self.pool.pages_for(max(1, request.max_length - 1))  # the last token is never computed
+
+    def _begin(self, request: Request, depth: int) -> None:
+        """Admit a request that fits, with `depth` known pages."""
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.state = State.RUNNING
+        request.pages = self.prefixes.share(request.chain.digests, depth)
+        self._take_pages(request)
+        request.computed, request.indexed = depth * self.pool.page_size, depth
+        full = len(request.tokens) // self.pool.page_size
+        if request.cached_tokens is None:
+            self._report(request, depth)
+        self._deferral.announce(request, request.chain.reach(request.tokens, full)[depth:full])
+
+    def _report(self, request: Request, depth: int) -> None:
+        """Note what a request found when it first ran."""
+        miss = Miss.SCORED if request.scored else self.prefixes.miss(request.chain, depth, self._reusable(request))
+        request.cached_tokens = depth * self.pool.page_size
+        request.miss = Miss.UNKNOWN if miss is Miss.SALT else miss
+        self.prefixes.count(request.num_prompt, request.cached_tokens, miss)
+
+    def _index_pages(self, request: Request) -> None:
+        """Make the pages known that a request has filled."""
+        full = min(request.computed, len(request.tokens)) // self.pool.page_size
+        if full == request.indexed:
+            return
+        digests = request.chain.reach(request.tokens, full)
+        self.prefixes.add(request.chain, request.pages, range(request.indexed, full))
+        self._deferral.finish(request, digests[request.indexed : full])
+        request.indexed = full
 
     def _grow(self, request: Request, preempted: list[Request]) -> bool:
-        """Get a page for a running request, from the newest ones if need be; False if it is the newest itself."""
+        """Get a page for a running request, from the newest of the least priority if need be; False if it is that."""
         while not self._take_pages(request):
-            newest = self.running[-1]
-            preempted.append(newest)
-            self.preempt(newest)
-            if newest is request:
+            victim = min(reversed(self.running), key=lambda running: running.priority)
+            preempted.append(victim)
+            self.preempt(victim)
+            if victim is request:
                 return False
         return True
 
     def _take_pages(self, request: Request) -> bool:
         """Own pages for every known token: a prompt that has begun never waits for pages half-way."""
-        pages = self.pool.allocate(max(0, self.pool.pages_for(request.length) - len(request.pages)))
+        pages = self.prefixes.allocate(max(0, self.pool.pages_for(request.length) - len(request.pages)))
         request.pages += pages or []
         return pages is not None
 
     def _release(self, request: Request) -> None:
-        self.pool.free(request.pages)
-        request.pages = []
+        self._deferral.withdraw(request)
+        self.prefixes.release(request.pages)
+        request.pages, request.computed, request.indexed, request.held_back = [], 0, 0, NEVER
 
     def _row(self, request: Request, num_tokens: int) -> Row:
         start, known = request.computed, len(request.tokens)

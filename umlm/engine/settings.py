@@ -31,6 +31,13 @@ class EngineSettings:
         "all bits; the default is int16 with dtype auto, else exact",
         choices=("exact", "int16", "int8"),
     )
+    prefix_cache: bool = option(True, "keep what was computed of prompts and answers, for those that begin alike")
+    admission: str = option(
+        "optimistic",
+        "begin requests while pages last and take them from the newest when they run out, or only with pages "
+        "for their greatest length",
+        choices=("optimistic", "guaranteed"),
+    )
     kv_memory: str | float = option(
         "auto",
         "memory for keys and values: auto, a size such as 8GiB, or a share such as 0.8 of what weights, activations "

@@ -48,7 +48,7 @@ KeptPages = mx.array | QuantizedPages  # floats [num_slots, heads, head_dim], or
 def row_bytes(head_dim: int, bits: int) -> int:
     """Bytes of one token and head. Raises ValueError for bits that there are no pages of."""
     if bits not in BITS:
-        raise ValueError(f"pages of {bits} bits do not exist: use 8 or 4 bits, or none to keep floats")
+        raise ValueError(f"pages of {bits} bits do not exist: use 16, 8 or 4 bits, or none to keep floats")
     groups, pieces = -(-head_dim // GROUP_DIMS), -(-head_dim // _CODE_DIMS)
     return 4 * groups + pieces * _CODE_DIMS * bits // 8
 

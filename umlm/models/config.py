@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -99,6 +99,22 @@ class ModelConfig:
     def types(self) -> tuple[str, ...]:
         assert self.layer_types is not None
         return self.layer_types
+
+    @property
+    def length_kind(self) -> Callable[[int], tuple[int, ...]] | None:
+        """What of a token's length its keys depend on, for those who keep keys; None: nothing."""
+        ropes = [self.rope(layer_type) for layer_type in sorted(set(self.types))]
+        ropes = [rope for rope in ropes if rope.goes_by_length]
+        return (lambda length: tuple(rope.length_kind(length) for rope in ropes)) if ropes else None
+
+    def context_parity(self, block_parameters: int) -> int | None:
+        """Tokens of context at which attending costs a token as much as so many parameters; None without attention.
+
+        A parameter is one multiply-add, a token of context two per number of a head, in layers that see all of it.
+        """
+        full_layers = sum(self.window(layer) is None for layer in range(self.num_hidden_layers))
+        each = 2 * full_layers * self.num_attention_heads * self.size_of_head
+        return max(1, block_parameters // each) if each else None
 
     def default_layer_types(self) -> list[str]:
         """The kind of each layer where config.json does not list them."""

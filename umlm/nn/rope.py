@@ -72,6 +72,15 @@ class RopeParameters:
             return self.factor
         return self.max_position_embeddings / self.original_max_position_embeddings
 
+    @property
+    def goes_by_length(self) -> bool:
+        """Whether keys depend on the length of the sequence, beside their position."""
+        return self.rope_type in LENGTH_KINDS
+
+    def length_kind(self, length: int) -> int:
+        """What of a token's length its key depends on: equal numbers give equal keys."""
+        return LENGTH_KINDS[self.rope_type](self, length) if self.goes_by_length else 0
+
 
 class Rope:
     """Turns queries and keys by their positions."""
@@ -163,6 +172,10 @@ KINDS: dict[str, Callable[[RopeParameters], Frequencies]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "factors": _factors,
+}
+LENGTH_KINDS: dict[str, Callable[[RopeParameters, int], int]] = {
+    "dynamic": lambda p, length: length if length > p.max_position_embeddings else 0,
+    "longrope": lambda p, length: int(length > p.original_max_position_embeddings),
 }
 REQUIRED = {
     "linear": ("factor",),

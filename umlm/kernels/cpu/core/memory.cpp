@@ -9,7 +9,7 @@ namespace umlm {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kWorthKeeping = 128 << 10;  // below it the C library's own lists serve
+constexpr size_t kWorthKeeping = 16 << 10;  // below it the C library's own lists serve
 constexpr size_t kMostKept = 256 << 20;
 
 // Before every block lies its capacity.

@@ -43,15 +43,15 @@ class QkvPrimitive : public CpuPrimitive {
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
     auto work = std::make_shared<Work>(inputs, shape_, precision_);
-    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<float>()]() { work->run(result); });
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [work, x = RowMajor(inputs[kX]), result = out.data<float>()]() { work->run(x.data(), result); });
   }
   const char* name() const override { return "UmlmQkvHalf"; }
 
- private:
   struct Work {
     std::shared_ptr<const QkvShape> s;
     int64_t rows, columns, half;
-    RowMajor x, positions, frequencies;
+    RowMajor positions, frequencies;
     Type type;
     Precision precision;
     bool turned, per_token;
@@ -64,7 +64,6 @@ class QkvPrimitive : public CpuPrimitive {
           rows(in[kX].size() / in[kX].shape(-1)),
           columns(in[kX].shape(-1)),
           half(in[kFrequencies].shape(-1)),
-          x(in[kX]),
           positions(in[kPositions]),
           frequencies(in[kFrequencies]),
           type(type_of(in[kX].dtype())),
@@ -77,12 +76,12 @@ class QkvPrimitive : public CpuPrimitive {
       for (size_t i = 0; i < s->kinds.size(); ++i) projections.emplace_back(in, s->firsts[i], s->kinds[i]);
     }
 
-    void run(float* out) {
+    void run(const void* x, float* out) {
       const int64_t width = s->heads.width();
       Scratch memory(rows * (columns + width) * sizeof(float));
       auto* normed = reinterpret_cast<float*>(memory.data());
       auto* projected = normed + rows * columns;
-      const WideRows wide(x.data(), type, rows * columns);
+      const WideRows wide(x, type, rows * columns);
       norm.run(wide.data(), type, rows, columns, normed);
       Activations activations(normed, type, precision, rows, columns);
       std::vector<Projection*> all;
@@ -142,6 +141,7 @@ class QkvPrimitive : public CpuPrimitive {
     }
   };
 
+ private:
   std::shared_ptr<const QkvShape> shape_;
 };
 
@@ -171,16 +171,19 @@ class AttendHalfPrimitive : public CpuPrimitive {
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
     auto work = std::make_shared<Work>(inputs, shape_, table_, page_size_, k_, v_, precision_);
-    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<uint8_t>()]() { work->run(result); });
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [work, x = RowMajor(inputs[kX]), qkv = RowMajor(inputs[kQkv]), keys = RowMajor(inputs[kKeys]),
+         values = RowMajor(inputs[kValues]), result = out.data<uint8_t>()]() {
+          work->run(x.data(), qkv.data(), keys.data(), values.data(), result);
+        });
   }
   const char* name() const override { return "UmlmAttendHalf"; }
 
- private:
   struct Work {
     std::shared_ptr<const AttendShape> s;
     std::shared_ptr<PageTable> table;
     int64_t page_size, rows, columns;
-    RowMajor x, qkv, keys, values, positions;
+    RowMajor positions;
     Type type;
     Precision precision;
     KeptRows k, v;
@@ -194,10 +197,6 @@ class AttendHalfPrimitive : public CpuPrimitive {
           page_size(page_size),
           rows(in[kX].size() / in[kX].shape(-1)),
           columns(in[kX].shape(-1)),
-          x(in[kX]),
-          qkv(in[kQkv]),
-          keys(in[kKeys]),
-          values(in[kValues]),
           positions(in[kPositions]),
           type(type_of(in[kX].dtype())),
           precision(precision),
@@ -207,26 +206,26 @@ class AttendHalfPrimitive : public CpuPrimitive {
       if (s->post_at) post.emplace(in[*s->post_at], s->post_eps, s->post_offset);
     }
 
-    void run(void* out) {
+    void run(const void* x, const void* qkv, const void* keys, const void* values, void* out) {
       const int64_t q_width = s->heads.q_width();
       Scratch memory(rows * (q_width + columns) * sizeof(float));
       auto* attended = reinterpret_cast<float*>(memory.data());
       auto* y = attended + rows * q_width;
-      attend(attended);
+      attend(qkv, keys, values, attended);
       round_to(type, attended, rows * q_width);
       Activations activations(attended, type, precision, rows, q_width);
       o.begin(activations, y);
       project({&o});
-      const WideRows wide(x.data(), type, rows * columns);
+      const WideRows wide(x, type, rows * columns);
       add_residual(wide.data(), y, post ? &*post : nullptr, type, rows, columns, out);
     }
 
-    void attend(float* attended) {
+    void attend(const void* qkv, const void* keys, const void* values, float* attended) {
       Attention a{};
       a.queries = rows, a.heads = s->heads.heads, a.kv_heads = s->heads.kv_heads;
       a.head_dim = a.v_head_dim = s->heads.head_dim;
       a.q_type = Type::f32, a.k = k, a.v = v;
-      a.q = qkv.data(), a.k.base = keys.data(), a.v.base = values.data(), a.out = attended;
+      a.q = qkv, a.k.base = keys, a.v.base = values, a.out = attended;
       a.page_size = page_size;
       a.positions = reinterpret_cast<const int32_t*>(positions.data());
       a.window = s->window, a.scale = s->scale, a.softcap = s->softcap;
@@ -235,10 +234,40 @@ class AttendHalfPrimitive : public CpuPrimitive {
     }
   };
 
+ private:
   std::shared_ptr<const AttendShape> shape_;
   std::shared_ptr<PageTable> table_;
   int64_t page_size_;
   KeptRows k_, v_;
+};
+
+// The whole half as one step, which writes into the pages that it is given.
+struct Step : AttentionStep {
+  QkvPrimitive::Work qkv;
+  AttendHalfPrimitive::Work attend;
+  HeadShape heads;
+  RowMajor slots;
+  uint8_t *keys, *values;
+
+  void run(const void* x, void* out) override {
+    const int64_t rows = qkv.rows, kv_width = heads.kv_width();
+    Scratch memory(rows * heads.width() * sizeof(float));
+    auto* made = reinterpret_cast<float*>(memory.data());
+    qkv.run(x, made);
+    const auto* to = reinterpret_cast<const int32_t*>(slots.data());
+    const float *k = made + rows * heads.q_width(), *v = k + rows * kv_width;
+    write_into(keys, attend.k.kind, k, Type::f32, rows, heads.kv_heads, heads.head_dim, to);
+    write_into(values, attend.v.kind, v, Type::f32, rows, heads.kv_heads, heads.head_dim, to);
+    attend.run(x, made, keys, values, out);
+  }
+
+  Step(QkvPrimitive::Work qkv, AttendHalfPrimitive::Work attend, const HeadShape& heads, const BlockCall& call)
+      : qkv(std::move(qkv)),
+        attend(std::move(attend)),
+        heads(heads),
+        slots(call.pages.slots),
+        keys(const_cast<uint8_t*>(call.keys.data<uint8_t>())),
+        values(const_cast<uint8_t*>(call.values.data<uint8_t>())) {}
 };
 
 // Made once per layer.
@@ -250,38 +279,50 @@ class AttentionHalf : public AttentionOperation {
     const HeadShape shape{heads, kv_heads, head_dim};
     make_qkv(shape, norm, projections, rope_scale, q_norm, k_norm);
     make_attend(shape, norm, o, scale, window, softcap, post);
+    all_ = qkv_inputs_;
+    all_.insert(all_.end(), attend_inputs_.begin(), attend_inputs_.end());
   }
 
   mx::array operator()(const mx::array& x, const mx::array& positions, const std::optional<mx::array>& inv_freq,
                        mx::array& keys, mx::array& values, const mx::array& slots, std::shared_ptr<PageTable> table,
                        int64_t page_size, int k_bits, int v_bits, mx::StreamOrDevice s) const {
-    return apply(x, inv_freq, keys, values, {positions, slots, std::move(table), page_size, k_bits, v_bits},
-                 mx::to_stream(s));
-  }
-
-  mx::array apply(const mx::array& x, const std::optional<mx::array>& inv_freq, mx::array& keys, mx::array& values,
-                  const PagesOfCall& call, mx::Stream stream) const override {
     type_of(x.dtype());  // refuses others
-    if (call.positions.dtype() != mx::int32 || call.slots.dtype() != mx::int32) {
+    if (positions.dtype() != mx::int32 || slots.dtype() != mx::int32) {
       throw std::invalid_argument("a fused half takes int32 positions and slots");
     }
-    call.table->check(x.shape(-2), std::min(keys.shape(0), values.shape(0)), call.page_size);
+    table->check(x.shape(-2), std::min(keys.shape(0), values.shape(0)), page_size);
+    const mx::Stream stream = mx::to_stream(s);
     const HeadShape& heads = qkv_->heads;
-    const KeptRows k = kept_rows(keys, call.k_bits, heads.head_dim);
-    const KeptRows v = kept_rows(values, call.v_bits, heads.head_dim);
-    const mx::array qkv = project_qkv(x, call.positions, inv_freq, stream);
+    const KeptRows k = kept_rows(keys, k_bits, heads.head_dim);
+    const KeptRows v = kept_rows(values, v_bits, heads.head_dim);
+    const mx::array qkv = project_qkv(x, positions, inv_freq, stream);
     const int64_t tokens = x.shape(-2), q_size = tokens * heads.q_width(), k_size = tokens * heads.kv_width();
-    write_rows(keys, call.slots, qkv, k, heads.kv_heads, heads.head_dim, q_size, stream);
-    write_rows(values, call.slots, qkv, v, heads.kv_heads, heads.head_dim, q_size + k_size, stream);
+    write_rows(keys, slots, qkv, k, heads.kv_heads, heads.head_dim, q_size, stream);
+    write_rows(values, slots, qkv, v, heads.kv_heads, heads.head_dim, q_size + k_size, stream);
     auto inputs = attend_inputs_;
     inputs[AttendHalfPrimitive::kX] = x;
     inputs[AttendHalfPrimitive::kQkv] = qkv;
     inputs[AttendHalfPrimitive::kKeys] = keys;
     inputs[AttendHalfPrimitive::kValues] = values;
-    inputs[AttendHalfPrimitive::kPositions] = call.positions;
-    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, call.table, call.page_size, k, v);
+    inputs[AttendHalfPrimitive::kPositions] = positions;
+    auto primitive = std::make_shared<AttendHalfPrimitive>(stream, attend_, std::move(table), page_size, k, v);
     return mx::array(x.shape(), x.dtype(), primitive, std::move(inputs));
   }
+
+  std::unique_ptr<AttentionStep> step(const BlockCall& call) const override {
+    const HeadShape& heads = qkv_->heads;
+    const KeptRows k = kept_rows(call.keys, call.pages.k_bits, heads.head_dim);
+    const KeptRows v = kept_rows(call.values, call.pages.v_bits, heads.head_dim);
+    auto first = qkv_inputs_, second = attend_inputs_;
+    first[QkvPrimitive::kX] = second[AttendHalfPrimitive::kX] = call.x;
+    first[QkvPrimitive::kPositions] = second[AttendHalfPrimitive::kPositions] = call.pages.positions;
+    first[QkvPrimitive::kFrequencies] = call.inv_freq;
+    return std::make_unique<Step>(
+        QkvPrimitive::Work(first, qkv_, call.precision),
+        AttendHalfPrimitive::Work(second, attend_, call.pages.table, call.pages.page_size, k, v, call.precision), heads,
+        call);
+  }
+  const std::vector<mx::array>& weights() const override { return all_; }
 
  private:
   void make_qkv(const HeadShape& shape, const Norm& norm, const std::vector<Weights>& projections, float rope_scale,
@@ -333,7 +374,7 @@ class AttentionHalf : public AttentionOperation {
 
   std::shared_ptr<const QkvShape> qkv_;
   std::shared_ptr<const AttendShape> attend_;
-  std::vector<mx::array> qkv_inputs_, attend_inputs_;
+  std::vector<mx::array> qkv_inputs_, attend_inputs_, all_;
 };
 
 }  // namespace

@@ -15,39 +15,112 @@ namespace {
 
 namespace nb = nanobind;
 
+struct Block {
+  const AttentionOperation* attention;
+  const FeedForwardOperation* feed_forward;
+};
+
+// All blocks as one operation. Pages are inputs that it writes into, unknown to MLX: whoever reads them later must
+// depend on the result, or be computed in a later evaluation of the same stream.
+class StackPrimitive : public CpuPrimitive {
+ public:
+  // inputs: x, positions, slots, then frequencies, keys and values of each block
+  enum : int { kX, kPositions, kSlots, kFixed };
+
+  StackPrimitive(mx::Stream stream, std::shared_ptr<const std::vector<Block>> blocks, std::shared_ptr<PageTable> table,
+                 int64_t page_size, int k_bits, int v_bits)
+      : CpuPrimitive(stream),
+        blocks_(std::move(blocks)),
+        table_(std::move(table)),
+        page_size_(page_size),
+        k_bits_(k_bits),
+        v_bits_(v_bits) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
+    out.set_data(result_memory(out.nbytes()));
+    auto steps = std::make_shared<std::vector<Steps>>();
+    const PagesOfCall pages{inputs[kPositions], inputs[kSlots], table_, page_size_, k_bits_, v_bits_};
+    for (size_t i = 0; i < blocks_->size(); ++i) {
+      const mx::array *own = &inputs[kFixed + 3 * i], &keys = own[1], &values = own[2];
+      if (!keys.flags().row_contiguous || !values.flags().row_contiguous) {
+        throw std::runtime_error("pages must lie in row-major order");
+      }
+      const BlockCall call{inputs[kX], own[0], keys, values, pages, precision_};
+      steps->push_back({(*blocks_)[i].attention->step(call), (*blocks_)[i].feed_forward->step(call)});
+    }
+    // the steps hold pointers: what they are of lives as long as the operation
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [steps, blocks = blocks_, inputs, x = RowMajor(inputs[kX]), bytes = out.nbytes(),
+         result = out.data<uint8_t>()]() { run(*steps, x.data(), bytes, result); });
+  }
+  const char* name() const override { return "UmlmBlockStack"; }
+
+ private:
+  struct Steps {
+    std::unique_ptr<AttentionStep> attention;
+    std::unique_ptr<FeedForwardStep> feed_forward;
+  };
+
+  static void run(std::vector<Steps>& steps, const void* x, size_t bytes, uint8_t* out) {
+    Scratch between(bytes);
+    for (Steps& block : steps) {
+      block.attention->run(x, between.data());
+      block.feed_forward->run(between.data(), out);
+      x = out;
+    }
+  }
+
+  std::shared_ptr<const std::vector<Block>> blocks_;
+  std::shared_ptr<PageTable> table_;
+  int64_t page_size_;
+  int k_bits_, v_bits_;
+};
+
+// Made once per decoder, of halves whose weights do not change.
 class BlockStack {
  public:
   BlockStack(nb::list attention, nb::list feed_forward) : halves_(nb::make_tuple(attention, feed_forward)) {
     if (attention.size() != feed_forward.size()) throw std::invalid_argument("a block has two halves");
-    for (nb::handle half : attention) attention_.push_back(nb::cast<const AttentionOperation*>(half));
-    for (nb::handle half : feed_forward) feed_forward_.push_back(nb::cast<const FeedForwardOperation*>(half));
+    auto blocks = std::make_shared<std::vector<Block>>();
+    std::vector<mx::array> weights;
+    for (size_t i = 0; i < attention.size(); ++i) {
+      blocks->push_back({nb::cast<const AttentionOperation*>(attention[i]),
+                         nb::cast<const FeedForwardOperation*>(feed_forward[i])});
+      for (const auto* all : {&blocks->back().attention->weights(), &blocks->back().feed_forward->weights()}) {
+        weights.insert(weights.end(), all->begin(), all->end());
+      }
+    }
+    mx::eval(weights);
+    blocks_ = std::move(blocks);
   }
 
-  // inv_freqs, keys, values: one each per block; those of keys and values become the written pages.
+  // inv_freqs, keys, values: one each per block; new rows are written into the arrays of keys and values themselves.
   mx::array operator()(const mx::array& x, const mx::array& positions, nb::list inv_freqs, nb::list keys,
                        nb::list values, const mx::array& slots, std::shared_ptr<PageTable> table, int64_t page_size,
                        int k_bits, int v_bits, mx::StreamOrDevice s) const {
-    const size_t count = attention_.size();
-    if (inv_freqs.size() != count || keys.size() != count || values.size() != count) {
+    const size_t count = blocks_->size();
+    if (count == 0 || inv_freqs.size() != count || keys.size() != count || values.size() != count) {
       throw std::invalid_argument("a stack of blocks takes frequencies, keys and values for each of them");
     }
-    const mx::Stream stream = mx::to_stream(s);
-    const PagesOfCall call{positions, slots, std::move(table), page_size, k_bits, v_bits};
-    mx::array y = x;
-    for (size_t i = 0; i < count; ++i) {
-      std::optional<mx::array> inv_freq;
-      if (!inv_freqs[i].is_none()) inv_freq = nb::cast<mx::array>(inv_freqs[i]);
-      y = attention_[i]->apply(y, inv_freq, nb::cast<mx::array&>(keys[i]), nb::cast<mx::array&>(values[i]), call,
-                               stream);
-      y = feed_forward_[i]->apply(y, stream);
+    type_of(x.dtype());  // refuses others
+    if (positions.dtype() != mx::int32 || slots.dtype() != mx::int32) {
+      throw std::invalid_argument("a stack of blocks takes int32 positions and slots");
     }
-    return y;
+    std::vector<mx::array> inputs = {x, positions, slots};
+    for (size_t i = 0; i < count; ++i) {
+      inputs.push_back(inv_freqs[i].is_none() ? positions : nb::cast<const mx::array&>(inv_freqs[i]));
+      inputs.push_back(nb::cast<const mx::array&>(keys[i]));
+      inputs.push_back(nb::cast<const mx::array&>(values[i]));
+      table->check(x.shape(-2), std::min(inputs.rbegin()[0].shape(0), inputs.rbegin()[1].shape(0)), page_size);
+    }
+    auto primitive = std::make_shared<StackPrimitive>(mx::to_stream(s), blocks_, std::move(table), page_size, k_bits,
+                                                      v_bits);
+    return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
   }
 
  private:
-  nb::object halves_;  // owns what the pointers are of
-  std::vector<const AttentionOperation*> attention_;
-  std::vector<const FeedForwardOperation*> feed_forward_;
+  nb::object halves_;  // owns what the blocks point to
+  std::shared_ptr<const std::vector<Block>> blocks_;
 };
 
 // Whether dictionaries hold what they held. An array is the same while it is the same node of MLX's graph, so one that

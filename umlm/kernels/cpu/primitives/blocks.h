@@ -2,7 +2,7 @@
 #pragma once
 
 #include <memory>
-#include <optional>
+#include <vector>
 
 #include "primitives/attention.h"
 
@@ -17,19 +17,41 @@ struct PagesOfCall {
   int k_bits, v_bits;  // 0 for floats
 };
 
+// What a call of a stack knows of each of its blocks' steps: arrays as its primitive gets them, all computed.
+struct BlockCall {
+  const mx::array& x;  // of the first block; all have its shape and type
+  const mx::array& inv_freq;  // not float32: nothing is turned
+  const mx::array &keys, &values;
+  const PagesOfCall& pages;
+  Precision precision;
+};
+
+// One half of a block during one call, ready to run in the stream's thread.
+class AttentionStep {
+ public:
+  virtual ~AttentionStep() = default;
+  // Writes the new keys and values into the pages where they are.
+  virtual void run(const void* x, void* out) = 0;
+};
+
+class FeedForwardStep {
+ public:
+  virtual ~FeedForwardStep() = default;
+  virtual void run(const void* x, void* out) = 0;
+};
+
 class AttentionOperation {
  public:
   virtual ~AttentionOperation() = default;
-  // x [1, T, columns] of any float type; keys and values become the written pages, in place where it can be.
-  virtual mx::array apply(const mx::array& x, const std::optional<mx::array>& inv_freq, mx::array& keys,
-                          mx::array& values, const PagesOfCall& call, mx::Stream stream) const = 0;
+  virtual std::unique_ptr<AttentionStep> step(const BlockCall& call) const = 0;
+  virtual const std::vector<mx::array>& weights() const = 0;
 };
 
 class FeedForwardOperation {
  public:
   virtual ~FeedForwardOperation() = default;
-  // x [..., columns] of any float type
-  virtual mx::array apply(const mx::array& x, mx::Stream stream) const = 0;
+  virtual std::unique_ptr<FeedForwardStep> step(const BlockCall& call) const = 0;
+  virtual const std::vector<mx::array>& weights() const = 0;
 };
 
 }  // namespace umlm

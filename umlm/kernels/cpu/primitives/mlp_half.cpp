@@ -29,14 +29,13 @@ class MlpHalfPrimitive : public CpuPrimitive {
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     out.set_data(result_memory(out.nbytes()));
     auto work = std::make_shared<Work>(inputs, shape_, precision_);
-    mx::cpu::get_command_encoder(stream()).dispatch([work, result = out.data<uint8_t>()]() { work->run(result); });
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [work, x = RowMajor(inputs[0]), result = out.data<uint8_t>()]() { work->run(x.data(), result); });
   }
 
   const char* name() const override { return "UmlmMlpHalf"; }
 
- private:
-  struct Work {
-    RowMajor x;
+  struct Work : FeedForwardStep {
     Type type;
     Precision precision;
     NormInput norm;
@@ -46,8 +45,7 @@ class MlpHalfPrimitive : public CpuPrimitive {
     int64_t rows, columns;
 
     Work(const std::vector<mx::array>& in, const MlpShape& s, Precision precision)
-        : x(in[0]),
-          type(type_of(in[0].dtype())),
+        : type(type_of(in[0].dtype())),
           precision(precision),
           norm(in[s.norm_at], s.eps, s.offset),
           gate(in, s.gate_at, s.gate),
@@ -59,12 +57,12 @@ class MlpHalfPrimitive : public CpuPrimitive {
       if (s.post_at) post.emplace(in[*s.post_at], s.post_eps, s.post_offset);
     }
 
-    void run(void* out) {
+    void run(const void* x, void* out) override {
       const int64_t width = gate.outputs();
       Scratch memory((2 * rows * columns + 2 * rows * width) * sizeof(float));
       auto* normed = reinterpret_cast<float*>(memory.data());
       auto *gates = normed + rows * columns, *ups = gates + rows * width, *downs = ups + rows * width;
-      const WideRows values(x.data(), type, rows * columns);
+      const WideRows values(x, type, rows * columns);
       norm.run(values.data(), type, rows, columns, normed);
       Activations activations(normed, type, precision, rows, columns);
       gate.begin(activations, gates);
@@ -86,6 +84,7 @@ class MlpHalfPrimitive : public CpuPrimitive {
     }
   };
 
+ private:
   MlpShape shape_;
 };
 
@@ -109,17 +108,23 @@ class MlpHalf : public FeedForwardOperation {
     inputs_ = std::move(parts.inputs);
   }
 
-  mx::array operator()(const mx::array& x, mx::StreamOrDevice s) const { return apply(x, mx::to_stream(s)); }
-
-  mx::array apply(const mx::array& x, mx::Stream stream) const override {
+  mx::array operator()(const mx::array& x, mx::StreamOrDevice s) const {
     type_of(x.dtype());  // refuses others
-    auto inputs = inputs_;
-    inputs[0] = x;
-    return mx::array(x.shape(), x.dtype(), std::make_shared<MlpHalfPrimitive>(stream, shape_),
-                     std::move(inputs));
+    return mx::array(x.shape(), x.dtype(), std::make_shared<MlpHalfPrimitive>(mx::to_stream(s), shape_), inputs(x));
   }
 
+  std::unique_ptr<FeedForwardStep> step(const BlockCall& call) const override {
+    return std::make_unique<MlpHalfPrimitive::Work>(inputs(call.x), shape_, call.precision);
+  }
+  const std::vector<mx::array>& weights() const override { return inputs_; }
+
  private:
+  std::vector<mx::array> inputs(const mx::array& x) const {
+    auto all = inputs_;
+    all[0] = x;
+    return all;
+  }
+
   MlpShape shape_;
   std::vector<mx::array> inputs_;
 };

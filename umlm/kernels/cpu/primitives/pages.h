@@ -14,6 +14,16 @@ namespace umlm {
 // Values that are worth a thread's wake-up.
 inline constexpr int64_t kWriteWorth = 16384;
 
+// Rows [count, heads, dims] of a type into the slots of pages of this kind.
+inline void write_into(void* pages, Kept kind, const void* rows, Type type, int64_t count, int64_t heads, int64_t dims,
+                       const int32_t* slots) {
+  parallel_for(count, kWriteWorth / (heads * dims + 1) + 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(heads * dims);
+    kernels().pages.write_rows(advance(rows, type, begin * heads * dims), type, end - begin, heads, dims, slots + begin,
+                               kind, static_cast<uint8_t*>(pages), scratch.data());
+  });
+}
+
 // pages, slots int32 [T] that differ, rows -> the pages with `heads` rows of `dims` values in each slot: those from
 // the element `first` of the rows on.
 class WritePages : public CpuPrimitive {
@@ -32,13 +42,8 @@ class WritePages : public CpuPrimitive {
     mx::cpu::get_command_encoder(stream()).dispatch(
         [=, kind = kept_.kind, heads = heads_, dims = dims_, first = first_, bytes = pages.nbytes()]() {
           if (!in_place) std::memcpy(result, old.data(), bytes);
-          const void* from = advance(rows.data(), type, first);
-          const auto* to = reinterpret_cast<const int32_t*>(slots.data());
-          parallel_for(count, kWriteWorth / (heads * dims + 1) + 1, [&](int64_t begin, int64_t end) {
-            std::vector<float> scratch(heads * dims);
-            kernels().pages.write_rows(advance(from, type, begin * heads * dims), type, end - begin, heads, dims,
-                                       to + begin, kind, result, scratch.data());
-          });
+          write_into(result, kind, advance(rows.data(), type, first), type, count, heads, dims,
+                     reinterpret_cast<const int32_t*>(slots.data()));
         });
   }
 

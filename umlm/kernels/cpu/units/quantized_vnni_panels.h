@@ -132,7 +132,7 @@ inline constexpr int kTileRows = D == 3 ? 4 : 6;
 // sums[i][v] += the products of one digit of a chunk of M rows of activations with a panel's codes.
 template <int C, int M>
 UMLM_INLINE void add_chunk(const __m512i* codes, const uint8_t* digit, int64_t stride, __m512i (&sums)[M][2]) {
-#pragma GCC unroll 32
+#pragma GCC unroll 8
   for (int dword = 0; dword < C / 4; ++dword) {
     const __m512i first = _mm512_load_si512(codes + 2 * dword), second = _mm512_load_si512(codes + 2 * dword + 1);
     for (int i = 0; i < M; ++i) {
@@ -209,7 +209,6 @@ template <int C, int D>
 UMLM_INLINE void panel_rows(const Product& p, const Panel& panel, bool offsets, int64_t m, int64_t count, float* out,
                             int64_t columns) {
   switch (count) {
-    case 1: return panel_tile<C, D, 1>(p, panel, offsets, m, out, columns);
     case 2: return panel_tile<C, D, 2>(p, panel, offsets, m, out, columns);
     case 3: return panel_tile<C, D, 3>(p, panel, offsets, m, out, columns);
     case 4: return panel_tile<C, D, 4>(p, panel, offsets, m, out, columns);
@@ -218,12 +217,13 @@ UMLM_INLINE void panel_rows(const Product& p, const Panel& panel, bool offsets, 
   }
 }
 
-// Rows of the next tile when so many are left: none is left alone with little work.
+// Rows of the next tile when so many are left, three or more at first: 2, 3, 4 or 6, and never is one left over.
 template <int D>
 inline int64_t tile_rows(int64_t left) {
-  if (D == 3) return left > 4 ? left == 5 ? 3 : 4 : left;
-  if (left >= 6) return left == 8 || left == 7 ? 4 : 6;
-  return left == 5 ? 3 : left;
+  if (left <= 4) return left;
+  if (left == 5) return 3;
+  if (D == 3) return left == 6 ? 3 : 4;
+  return left <= 8 && left > 6 ? 4 : 6;
 }
 
 template <typename Policy, int C, int D>
