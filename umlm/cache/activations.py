@@ -1,7 +1,7 @@
 """How many bytes the largest step takes beside weights and pages, from the widths of a model's matrices.
 
-The numbers were measured on MLX 0.32.4 (tests/cache/test_activations.py measures them again). MLX's encoder runs
-ahead of the CPU that computes, and what it has made room for adds up: results of about a hundred operations.
+The numbers were measured on MLX 0.32.4 (tests/cache/test_activations.py measures them again). Where a block is several
+operations, MLX's encoder runs ahead of the CPU that computes: results of about a hundred operations add up.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from umlm.kernels.backends import serving
 from umlm.models import Decoder
 from umlm.nn import Attention, GatedMLP
 
-FUSED_AHEAD = 13  # blocks of fused halves whose results are in memory together
-PARTLY_AHEAD = 8.5  # the same, where one half is fused and the other is not
+FUSED_RESULTS = 4  # as wide as x, where all blocks are one operation
+PARTLY_AHEAD = 8.5  # blocks whose results are in memory together, where one half is fused and the other is not
 SINGLE_AHEAD = 2.2  # the same, where every operation has a result of its own
 SAMPLER_COPIES = 3  # of the logits: as they came, adjusted, and what a filter or a top list makes of them
 SCORE_COPIES = 1.2  # of the scores, where attention is computed by plain operations
@@ -49,7 +49,7 @@ def activation_bytes(model: Decoder, step: Step, dtype: mx.Dtype) -> int:
     if not kernels.halves_serve():
         blocks = _single(wide, layers, dtype.size)
     elif _has_halves(model):
-        blocks = _ahead(wide, layers, dtype.size) + 4 * _scratch(wide)
+        blocks = FUSED_RESULTS * wide.hidden * dtype.size + 4 * _scratch(wide)
     else:
         blocks = _partly(wide, layers, dtype.size)
     rows = max(step.rows, rows_scored(model.config.vocab_size))
@@ -75,11 +75,6 @@ def _has_halves(model: Decoder) -> bool:
 def _outputs(part: Any) -> int:
     matrices: list[tuple[str, mx.array]] = tree_flatten(part.parameters())  # type: ignore[assignment]
     return sum(matrix.shape[-2] for _, matrix in matrices if matrix.ndim > 1)
-
-
-def _ahead(wide: Widths, layers: int, size: int) -> int:
-    """q, k, v, which are float32, and two results of halves per block that is under way."""
-    return min(layers, FUSED_AHEAD) * (4 * (wide.attention - wide.hidden) + 2 * size * wide.hidden)
 
 
 def _scratch(wide: Widths) -> float:
