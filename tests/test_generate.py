@@ -87,6 +87,17 @@ def test_messages_from_a_file_or_stdin(generate: Generate, tmp_path: Path, sourc
     assert json.loads(ended.out)["prompt_tokens"] == num_prompt_tokens(chatml(*turns))
 
 
+def test_json_holds_the_prompt_s_logprobs(generate: Generate) -> None:
+    """Of each token after the first; max_tokens 0 asks for nothing else."""
+    flags = ("--raw", "--prompt", "One two", "--json", "--prompt-logprobs", 1)
+    found = json.loads(generate(*flags, "--max-tokens", 0).out)
+    first, *others = found["prompt_logprobs"]
+    assert first is None and len(others) == found["prompt_tokens"] - 1 > 0
+    assert all(entry["logprob"] <= entry["top"][0]["logprob"] <= 0 and len(entry["top"]) == 1 for entry in others)
+    assert found["answers"][0]["token_ids"] == []
+    assert "prompt_logprobs" not in json.loads(generate(*flags[:4], "--max-tokens", 1).out)
+
+
 def test_json_holds_everything_about_the_answer(generate: Generate) -> None:
     ended = generate("--prompt", "Hello", "--json", "--logprobs", 2)
     found = json.loads(ended.out)

@@ -65,7 +65,7 @@ def test_an_unknown_option_is_named(sentence: LLM, name: str) -> None:
 
 
 def test_an_unknown_setting_of_load_is_named(sentence_folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"'max_tokens' is not an option; known: .*memory_fraction"):
+    with pytest.raises(ValueError, match=r"'max_tokens' is not an option; known: .*kv_memory"):
         load(sentence_folder, max_tokens=3)
 
 

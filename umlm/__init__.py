@@ -13,10 +13,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "GenerationError": "umlm.engine.results",
     "LLM": "umlm.llm",
+    "Score": "umlm.engine.results",
     "load": "umlm.llm",
     "SamplingParams": "umlm.engine.params",
 }
-__all__ = ["LLM", "GenerationError", "SamplingParams", "__version__", "load"]
+__all__ = ["LLM", "GenerationError", "SamplingParams", "Score", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

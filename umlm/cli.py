@@ -16,6 +16,7 @@ VERBS = {
     "pull": "download a model into the cache",
     "list": "list the models in the cache",
     "show": "describe a model without loading it",
+    "plan": "what a model needs of memory, and what fits",
     "rm": "delete a model from the cache",
 }
 

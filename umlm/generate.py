@@ -15,10 +15,11 @@ from typing import Any
 from umlm.command import Misuse, Parser, command
 from umlm.engine.output import Chunk
 from umlm.engine.params import SamplingParams
+from umlm.engine.prompts import Message, conversation
 from umlm.engine.results import Answer, Result, collect, raise_errors
 from umlm.engine.sampler import TokenLogprobs
 from umlm.engine.settings import EngineSettings
-from umlm.llm import LLM, Message, conversation, load
+from umlm.llm import LLM, load
 from umlm.options import add_arguments, from_namespace
 from umlm.weights.hub import DEFAULT_MODEL
 
@@ -163,11 +164,14 @@ def _written(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 
 def _as_json(llm: LLM, result: Result) -> Mapping[str, Any]:
-    return {
+    found = {
         "model": llm.name,
         "prompt_tokens": len(result.prompt_token_ids),
         "answers": [_answer_json(llm, answer) for answer in result.answers],
     }
+    if result.prompt_logprobs is not None:
+        found["prompt_logprobs"] = [entry and _logprobs_json(llm, entry) for entry in result.prompt_logprobs]
+    return found
 
 
 def _answer_json(llm: LLM, answer: Answer) -> Mapping[str, Any]:

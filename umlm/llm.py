@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
-import os
-import reprlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import mlx.core as mx
 import numpy as np
 
 from umlm import kernels
-from umlm.cache.budget import PagePlan, plan_pages
+from umlm.cache.budget import PagePlan
+from umlm.cache.memory import Pressure, available_memory
 from umlm.cache.pool import PagePool
 from umlm.cache.store import PageStore
 from umlm.engine.engine import Engine
+from umlm.engine.fit import Fit, settled
 from umlm.engine.params import SamplingParams
-from umlm.engine.results import Result, collect, raise_errors
+from umlm.engine.prompts import Messages, Prompt, conversation, each, is_conversation, is_single, token_ids
+from umlm.engine.reading import POOLINGS
+from umlm.engine.relief import Relief
+from umlm.engine.results import Result, Score, collect, raise_errors
 from umlm.engine.runner import Runner
 from umlm.engine.scheduler import Scheduler
 from umlm.engine.service import Service
@@ -35,17 +38,13 @@ from umlm.text import Tokenizer
 from umlm.weights.checkpoint import Checkpoint
 from umlm.weights.folder import open_checkpoint
 from umlm.weights.hub import DEFAULT_MODEL, resolve
-from umlm.weights.load import load_model, loaded_bytes
-from umlm.weights.progress import Report, byte_bar
+from umlm.weights.load import load_model
+from umlm.weights.progress import Report, byte_bar, count_bar
 
-Message: TypeAlias = Mapping[str, Any]
-Messages: TypeAlias = Sequence[Message]
-Prompt: TypeAlias = "str | Messages | Sequence[int]"
 Options = TypeVar("Options", SamplingParams, EngineSettings)
 T = TypeVar("T")
+log = logging.getLogger("umlm")
 SERVICE = tuple(item.name for item in options_of(Service))
-ARRAYS = (np.ndarray, mx.array)
-KINDS = "a text, messages, token ids, or a list of these"
 
 
 def load(
@@ -65,11 +64,11 @@ def load(
               in 16 bits and pages keep 16-bit floats; with another dtype all its bits count (settings `activations`
               and `kv_bits`).
     progress  bars on stderr; None: if it is a terminal
-    options   fields of EngineSettings: context, max_requests, memory_fraction, kv_bits, ...
+    options   fields of EngineSettings: context, max_requests, kv_memory, kv_bits, ...
     Raises FileNotFoundError, ValueError or OSError with one line that says what to do.
     """
     kernels.check_settings()
-    limits = _settled(_with(settings or EngineSettings(), options), dtype)
+    limits = settled(_with(settings or EngineSettings(), options), dtype)
     path = resolve(model, revision=revision, progress=progress)
     thread, cancelled = EngineThread(), threading.Event()
     try:
@@ -87,7 +86,7 @@ class LLM:
     model      the network, a plain mlx `nn.Module` with Hugging Face's parameter names
     config     its checked configuration
     tokenizer  text -> ids -> text, with the chat template
-    memory     what the page pool was cut from, in bytes
+    memory     how many pages there are and what they were cut from; memory.total is the forecast in bytes
     engine     what runs the requests
     checkpoint the files the model came from
     settings   how the engine was set up, with what was left open chosen
@@ -119,29 +118,81 @@ class LLM:
         return self.engine.context
 
     @overload
-    def generate(self, prompt: str, params: SamplingParams | None = None, **options: Any) -> Result: ...
+    def generate(
+        self, prompt: str, params: SamplingParams | None = None, *, progress: bool | None = None, **options: Any
+    ) -> Result: ...
     @overload
     def generate(
-        self, prompt: Sequence[Any], params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Sequence[Any],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool | None = None,
+        **options: Any,
     ) -> Result | list[Result]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool | None = None,
+        **options: Any,
     ) -> Result | list[Result]:
         """Continue a prompt, or many at once.
 
         prompt   a text (continued as it is), messages (through the chat template), token ids, or a list of these,
                  which gives a list of results in the same order
-        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, ...; and fields of
-                 Service: priority, queue_timeout, timeout, cache_salt
-        Raises ValueError for wrong values, GenerationError where the model's numbers went wrong. An interrupt ends
-        what it has begun and leaves the model usable.
+        options  fields of SamplingParams, over `params`: max_tokens, temperature, stop, seed, n, prompt_logprobs, ...;
+                 and fields of Service: priority, queue_timeout, timeout, cache_salt
+        progress a bar on stderr that counts prompts; None: for several, if it is a terminal
+        Raises ValueError for wrong values, of many prompts with the place of the wrong one, and GenerationError where
+        the model's numbers went wrong. An interrupt ends what it has begun and leaves the model usable.
         """
         chosen = _request_options(params, options)
-        single = _is_single(prompt)
-        prompts: list[Any] = [prompt] if single else list(prompt)
-        results = self._run([self.encode(each) for each in prompts], *chosen)
-        return results[0] if single else results
+        results = self._run(self._encoded(prompt), *chosen, progress=progress)
+        return results[0] if is_single(prompt) else results
+
+    @overload
+    def score(self, text: str, *, top: int = 0, progress: bool | None = None) -> Score: ...
+    @overload
+    def score(self, text: Sequence[Any], *, top: int = 0, progress: bool | None = None) -> Score | list[Score]: ...
+
+    def score(
+        self, text: Prompt | Sequence[Prompt], *, top: int = 0, progress: bool | None = None
+    ) -> Score | list[Score]:
+        """How likely the model finds given texts: the log-probability of every token after the first.
+
+        text  a text, messages, token ids, or a list of these, which gives a list of scores in the same order
+        top   so many likeliest tokens at each place too
+        Computed in chunks like any prompt, with the logits of a few places at a time. Raises as `generate` does.
+        """
+        prompts = self._encoded(text)
+        results = self._run(prompts, SamplingParams(max_tokens=0, prompt_logprobs=top), progress=progress)
+        scores = [Score(ids, result.prompt_logprobs or []) for ids, result in zip(prompts, results, strict=True)]
+        return scores[0] if is_single(text) else scores
+
+    def embed(
+        self,
+        text: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "mean",
+        normalize: bool = True,
+        progress: bool | None = None,
+    ) -> np.ndarray:
+        """Embeddings of texts: final hidden states pooled, float32 [hidden], or [texts, hidden] for a list.
+
+        pooling    "mean" over all tokens, the "last" token, or the first ("cls")
+        normalize  to length 1
+        Raises as `generate` does.
+        """
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        results = self._run(self._encoded(text), SamplingParams(), pooling=pooling, progress=progress)
+        vectors = np.stack([np.asarray(result.embedding) for result in results])
+        if normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        return vectors[0] if is_single(text) else vectors
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Stream:
         """Continue one prompt bit by bit: `for chunk in llm.stream(...)`, or `async for`.
@@ -179,9 +230,9 @@ class LLM:
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if _is_conversation(prompt):
+        if is_conversation(prompt):
             return self.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
-        return _token_ids(prompt)
+        return token_ids(prompt)
 
     def logits(self, prompt: Prompt) -> mx.array:
         """Logits of the next token after every token of a prompt: float [tokens, vocab], evaluated."""
@@ -211,10 +262,28 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.config.model_type}, context {self.context})"
 
-    def _run(self, prompts: Sequence[list[int]], params: SamplingParams, service: Service) -> list[Result]:
+    def _encoded(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        """The token ids of one prompt or many."""
+        return list(each(self.encode, [prompt] if is_single(prompt) else list(prompt)))
+
+    def _run(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        service: Service | None = None,
+        *,
+        pooling: str | None = None,
+        progress: bool | None = None,
+    ) -> list[Result]:
+        results = []
+        shown = progress if len(prompts) > 1 or progress else False
         with contextlib.ExitStack() as stack:  # whatever happens, nothing that was begun goes on
-            streams = [stack.enter_context(self.engine.submit(ids, params, service)) for ids in prompts]
-            results = [collect(ids, params.n, chunks) for ids, chunks in zip(prompts, streams, strict=True)]
+            submitted = each(lambda ids: self.engine.submit(ids, params, service, pooling=pooling), prompts)
+            streams = [stack.enter_context(stream) for stream in submitted]
+            report = stack.enter_context(count_bar("prompts", shown))
+            for done, (ids, chunks) in enumerate(zip(prompts, streams, strict=True), start=1):
+                results.append(collect(ids, params.n, chunks))
+                report(done, len(prompts))
         raise_errors(results)
         return results
 
@@ -230,12 +299,6 @@ class LLM:
         return self.engine.call(run)
 
 
-def conversation(messages: str | Messages, system: str | None = None) -> list[Message]:
-    """Messages from a text or messages, with a system message put in front."""
-    turns: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    return turns if system is None else [{"role": "system", "content": system}, *turns]
-
-
 def _open(
     name: str,
     path: Path,
@@ -248,23 +311,13 @@ def _open(
     """Runs on the engine thread: arrays made here are evaluated here."""
     kernels.use_activations(settings.activations or "exact")
     checkpoint = open_checkpoint(path)
-    config = config_from_dict(checkpoint.config)
-    memory = _budget(checkpoint, config, dtype, settings)
-    tokenizer = checkpoint.load_tokenizer()
+    fit = Fit(checkpoint, build(config_from_dict(checkpoint.config)), dtype, settings)
+    tokenizer = checkpoint.load_tokenizer()  # what it takes is missing from the memory that is available
+    memory = _plan(fit)
     with byte_bar(f"loading {name}", progress) as report:
         model = load_model(checkpoint, dtype, _unless(cancelled, report))
-    engine = _engine(model, tokenizer, checkpoint, memory, settings, thread)
+    engine = _engine(model, tokenizer, checkpoint, memory, fit, thread)
     return LLM(name, model, tokenizer, engine, memory, checkpoint, settings)
-
-
-def _settled(settings: EngineSettings, dtype: str) -> EngineSettings:
-    """The settings with what is left open chosen: on a CPU and with dtype auto 16 bits where they change no answer."""
-    auto = dtype == "auto" and mx.default_device().type == mx.DeviceType.cpu
-    return dataclasses.replace(
-        settings,
-        kv_bits=settings.kv_bits or ("16" if auto else "none"),
-        activations=settings.activations or os.environ.get("UMLM_ACTIVATIONS") or ("int16" if auto else "exact"),
-    )
 
 
 def _unless(cancelled: threading.Event, report: Report) -> Report:
@@ -279,21 +332,19 @@ def _unless(cancelled: threading.Event, report: Report) -> Report:
 
 
 def _engine(
-    model: Decoder,
-    tokenizer: Tokenizer,
-    checkpoint: Checkpoint,
-    memory: PagePlan,
-    settings: EngineSettings,
-    thread: EngineThread,
+    model: Decoder, tokenizer: Tokenizer, checkpoint: Checkpoint, memory: PagePlan, fit: Fit, thread: EngineThread
 ) -> Engine:
+    settings = fit.settings
     store = PageStore(model.state_specs(), memory.num_pages, memory.page_size, model.dtype, settings.bits)
+    scheduler = _scheduler(model, checkpoint, memory, settings)
     return Engine(
         Runner(model, store),
-        _scheduler(model, checkpoint, memory, settings),
+        scheduler,
         tokenizer,
-        context=_context(model.config, settings),
+        context=fit.context,
         vocab_size=model.config.vocab_size,
         thread=thread,
+        relieve=Relief(Pressure(memory.demand.reserve), scheduler.prefixes, store, memory.page_bytes),
     )
 
 
@@ -312,36 +363,16 @@ def _scheduler(model: Decoder, checkpoint: Checkpoint, memory: PagePlan, setting
     )
 
 
-KV_BYTES = 4  # float32, the widest that pages of floats are stored in: the promise holds for any dtype
-
-
-def _budget(checkpoint: Checkpoint, config: ModelConfig, dtype: str, settings: EngineSettings) -> PagePlan:
-    """Refuse a model that does not fit, before its weights are read."""
-    context = _context(config, settings)
-    plan = plan_pages(
-        build(config).state_specs(),
-        weights_bytes=loaded_bytes(checkpoint, dtype),
-        bytes_per_value=KV_BYTES,
-        bits=settings.bits,
-        page_size=settings.page_size,
-        fraction=settings.memory_fraction,
-        max_tokens=context * settings.max_requests,
-    )
-    plan = plan if settings.num_pages is None else plan._replace(num_pages=settings.num_pages)
-    if settings.context is not None and plan.num_tokens < context:
-        raise ValueError(
-            f"context {context} does not fit: memory holds the keys and values of {plan.num_tokens} tokens "
-            f"({plan.page_bytes // plan.page_size} bytes each); lower context, raise memory_fraction "
-            "or keep them in fewer bits (kv_bits)"
+def _plan(fit: Fit) -> PagePlan:
+    """Refuse a model that does not fit, before its weights are read; say where memory cuts the context."""
+    plan = fit.plan(available_memory())
+    if plan.num_tokens < fit.context:
+        log.warning(
+            "requests are limited to %d tokens of %d: memory holds no more keys and values; `umlm plan` shows why",
+            plan.num_tokens,
+            fit.context,
         )
     return plan
-
-
-def _context(config: ModelConfig, settings: EngineSettings) -> int:
-    made_for = config.context_length
-    if settings.context is not None and settings.context > made_for:
-        raise ValueError(f"context {settings.context} is more than the {made_for} tokens that the model was made for")
-    return settings.context or made_for
 
 
 def _request_options(params: SamplingParams | None, options: Mapping[str, Any]) -> tuple[SamplingParams, Service]:
@@ -358,25 +389,3 @@ def _with(options: Options, changes: Mapping[str, Any], others: Iterable[str] = 
         if name not in known:
             raise ValueError(f"{name!r} is not an option; known: {', '.join(sorted({*known, *others}))}")
     return dataclasses.replace(options, **changes) if changes else options
-
-
-def _is_single(prompt: Any) -> bool:
-    """A text, a conversation or token ids; else it is a list of these."""
-    if isinstance(prompt, str):
-        return True
-    if not isinstance(prompt, (Sequence, *ARRAYS)):
-        raise ValueError(f"the prompt must be {KINDS}, not {reprlib.repr(prompt)}")
-    if not len(prompt):
-        raise ValueError(f"the prompt is empty; give {KINDS}")
-    return prompt.ndim == 1 if isinstance(prompt, ARRAYS) else not isinstance(prompt[0], (str, Sequence, *ARRAYS))
-
-
-def _is_conversation(prompt: Any) -> bool:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    ids = np.asarray(prompt).tolist() if isinstance(prompt, ARRAYS) else prompt
-    if not isinstance(ids, Sequence) or not all(isinstance(token, Integral) for token in ids):
-        raise ValueError(f"a prompt must be a text, messages or token ids, not {reprlib.repr(prompt)}")
-    return list(ids)

@@ -24,7 +24,7 @@ def test_absurd_numbers_are_refused(name, value):
         ({"top_k": -2}, "top_k must be at least -1, not -2"),
         ({"n": 0}, "n must be between 1 and 128, not 0"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
-        ({"max_tokens": -1}, "max_tokens must be at least 1, not -1"),
+        ({"max_tokens": -1}, "max_tokens must be at least 0, not -1"),
         ({"max_tokens": "5"}, "max_tokens must be an integer, not '5'"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens must be at most max_tokens (5), not 6"),
         ({"seed": 1.5}, "seed must be an integer, not 1.5"),

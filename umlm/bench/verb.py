@@ -18,7 +18,7 @@ from umlm.bench.ours import Round, bytes_per_token, opened
 from umlm.bench.peers import KNOWN, Peer, peer
 from umlm.bench.table import lines
 from umlm.bench.workload import Samples, Workload, ratios
-from umlm.cache.budget import peak_memory
+from umlm.cache.memory import peak_memory
 from umlm.command import Misuse, Parser, command
 from umlm.engine.settings import EngineSettings
 from umlm.kernels import cpu

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import mlx.core as mx
-import psutil
+from umlm.cache.memory import Available
 
-_CGROUP_FILES = [
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-]
-_GIB = 2**30
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])?(i?)b", re.IGNORECASE)  # 1.5GB, 8GiB, 100000B
+AUTO_SHARE = 0.8
+RESERVE = 64 << 20  # threads, the interpreter's and the allocator's own
+_KEPT = 256 << 20  # most that kernels keep of smaller steps' buffers to use it again (kernels/cpu/core/memory.cpp)
+_RESERVE_OF_WEIGHTS = 32  # tensors that are cast or put in another order while they are loaded
 
 
 class KVSpec(Protocol):
@@ -34,20 +32,108 @@ FLOATS = KVBits()
 KV_BITS = {"none": FLOATS, "16": KVBits(16, 16), "8": KVBits(8, 8), "4": KVBits(4, 4), "k8v4": KVBits(8, 4)}
 
 
+class KVMemory(NamedTuple):
+    """What pages may take: so many bytes, or a share of what weights, activations and reserve leave."""
+
+    nbytes: int | None = None
+    share: float = AUTO_SHARE
+
+    def of(self, rest: int) -> int:
+        """Bytes for pages, of so many that are left."""
+        return int(rest * self.share) if self.nbytes is None else self.nbytes
+
+
+AUTO = KVMemory()
+
+
+def parse_kv_memory(value: str | float) -> KVMemory:
+    """What "auto" means, a share such as 0.8, or a size such as "8GiB" or "500MB". ValueError for anything else."""
+    text = str(value).strip()
+    if text == "auto":
+        return AUTO
+    if size := _SIZE.fullmatch(text):
+        number, unit, binary = size.groups()
+        power = " kmgt".index((unit or " ").lower())
+        return KVMemory(nbytes=int(float(number) * (1024 if binary else 1000) ** power))
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"kv_memory must be auto, a share greater than 0 and at most 1, or a size such as 8GiB, not {value!r}"
+        )
+    return KVMemory(share=share)
+
+
+class Demand(NamedTuple):
+    """Bytes that are taken whatever the pages: what weights need, the largest step, and what is kept aside."""
+
+    weights: int = 0
+    activations: int = 0
+
+    @property
+    def reserve(self) -> int:
+        """Bytes for what no one counts."""
+        return RESERVE + min(self.activations, _KEPT) + self.weights // _RESERVE_OF_WEIGHTS
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.activations + self.reserve
+
+
 class PagePlan(NamedTuple):
-    """The answer: pages, what each costs, and what they were cut from (all in bytes but the first two)."""
+    """The answer, and what it was cut from.
+
+    page_bytes   of all layers
+    grown_bytes  per page, of the one array that is in memory twice while page arrays grow
+    limit        what the machine leaves
+    """
 
     num_pages: int
     page_size: int
     page_bytes: int
-    memory: int
-    weights: int
-    activations: int
+    grown_bytes: int
+    demand: Demand
+    limit: Available
 
     @property
     def num_tokens(self) -> int:
         """Tokens that all pages hold together."""
         return self.num_pages * self.page_size
+
+    @property
+    def pages(self) -> int:
+        """Bytes of all pages, growing included."""
+        return self.num_pages * (self.page_bytes + self.grown_bytes)
+
+    @property
+    def total(self) -> int:
+        """Bytes that loading and running take at most, beside what the process had before."""
+        return self.demand.total + self.pages
+
+
+class Layout(NamedTuple):
+    """How keys and values lie in pages: what a page costs."""
+
+    specs: Sequence[KVSpec]
+    page_size: int = 16
+    bytes_per_value: int = 2
+    bits: KVBits = FLOATS
+
+    @property
+    def page_bytes(self) -> int:
+        return page_bytes(self.specs, self.page_size, self.bytes_per_value, self.bits)
+
+    @property
+    def grown_bytes(self) -> int:
+        """Of one page in the widest layer: arrays grow one after another."""
+        widest = max((spec.bytes_per_token(self.bytes_per_value, *self.bits) for spec in self.specs), default=0)
+        return widest * self.page_size
+
+    def pages_for(self, tokens: int, users: int = 1) -> int:
+        """Pages of so many requests of so many tokens."""
+        return users * -(-tokens // self.page_size)
 
 
 def kv_bytes_per_token(specs: Iterable[KVSpec], bytes_per_value: int = 2, bits: KVBits = FLOATS) -> int:
@@ -60,88 +146,56 @@ def page_bytes(specs: Iterable[KVSpec], page_size: int, bytes_per_value: int = 2
     return page_size * kv_bytes_per_token(specs, bytes_per_value, bits)
 
 
-def available_memory(device_limit: int | None = None) -> int:
-    """Bytes that may still be taken: the least of system memory, the control group's rest, the device's limit."""
-    limits = [psutil.virtual_memory().available, cgroup_rest(), device_limit]
-    return min(limit for limit in limits if limit is not None)
-
-
-def peak_memory() -> int:
-    """Most bytes that this process has had in memory since it began, pages of mapped files included."""
-    if sys.platform != "linux":
-        return max(mx.get_peak_memory(), psutil.Process().memory_info().rss)
-    status = _text(Path("/proc/self/status"))
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
-
-
-def cgroup_rest(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Bytes that this process's control groups (version 2 or 1) and their parents leave; None without a limit.
-
-    Cached file pages count as used there though the kernel drops them on demand: they are added back.
-    """
-    rests = [_rest_of(folder) for folder in _cgroup_folders(root, membership)]
-    return min((rest for rest in rests if rest is not None), default=None)
-
-
-def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
-    """The folders that may limit this process; in a container its own path may not be visible, the root is."""
-    folders = []
-    for line in _text(membership).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or "memory" in controllers.split(","):
-            own = Path(path.lstrip("/"))
-            mount = root / controllers if controllers else root
-            folders += [mount / parent for parent in (own, *own.parents)]
-    return folders
-
-
-def _rest_of(folder: Path) -> int | None:
-    for limit_name, use_name, cached_name in _CGROUP_FILES:
-        limit, use = _number(_text(folder / limit_name)), _number(_text(folder / use_name))
-        if limit is not None and use is not None:
-            stat = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
-            return max(limit - use + int(stat.get(cached_name, 0)), 0)
-    return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None  # version 2 writes "max" for no limit
-
-
 def plan_pages(
-    specs: Sequence[KVSpec],
+    layout: Layout,
+    demand: Demand,
+    limit: Available,
     *,
-    weights_bytes: int = 0,
-    activation_bytes: int = 0,
-    bytes_per_value: int = 2,
-    bits: KVBits = FLOATS,
-    page_size: int = 16,
-    memory: int | None = None,
-    fraction: float = 0.8,
-    max_tokens: int | None = None,
+    kv_memory: KVMemory = AUTO,
+    num_pages: int | None = None,
+    max_pages: int | None = None,
+    min_pages: int = 1,
 ) -> PagePlan:
-    """Cut memory x fraction, less weights and activations, into pages; at most enough for `max_tokens`.
+    """Cut what weights, activations and reserve leave of the limit into pages.
 
-    Weights that are loaded already count as 0: they are missing from the available memory.
-    Raises ValueError with the numbers when not even one page fits.
+    num_pages  exactly so many, whatever kv_memory says
+    max_pages  more are never used
+    min_pages  fewer are of no use
+    Raises ValueError with the numbers when they do not fit.
     """
-    memory = available_memory() if memory is None else memory
-    each = page_bytes(specs, page_size, bytes_per_value, bits)
-    rest = int(memory * fraction) - weights_bytes - activation_bytes
-    if rest < each:
-        raise ValueError(
-            f"the model does not fit: weights {weights_bytes / _GIB:.2f} GiB + activations "
-            f"{activation_bytes / _GIB:.2f} GiB + one page {each / _GIB:.4f} GiB exceed {fraction:.0%} of "
-            f"{memory / _GIB:.2f} GiB available; use a smaller or more quantized model"
-        )
-    num_pages = rest // max(each, 1)  # a model without attention keeps no keys and values
-    if max_tokens is not None:
-        num_pages = min(num_pages, -(-max_tokens // page_size))
-    return PagePlan(num_pages, page_size, each, memory, weights_bytes, activation_bytes)
+    each = layout.page_bytes + layout.grown_bytes
+    fitting = max(kv_memory.of(limit.nbytes - demand.total), 0) // max(each, 1)  # no attention keeps nothing
+    wanted = num_pages if num_pages is not None else min(fitting, max_pages or fitting)
+    plan = PagePlan(max(wanted, min_pages), layout.page_size, layout.page_bytes, layout.grown_bytes, demand, limit)
+    if plan.total > limit.nbytes or wanted < min_pages:
+        raise ValueError(refusal(plan, kv_memory))
+    return plan
+
+
+def refusal(plan: PagePlan, kv_memory: KVMemory = AUTO) -> str:
+    """One line: what is needed for what, what is there, and what helps."""
+    demand = plan.demand
+    parts = {
+        "weights": demand.weights,
+        "activations": demand.activations,
+        "reserve": demand.reserve,
+        f"keys and values of {plan.num_tokens} tokens": plan.pages,
+    }
+    needed = ", ".join(f"{name} {in_units(nbytes)}" for name, nbytes in parts.items())
+    share = "" if kv_memory == AUTO else f", of which pages may take {in_words(kv_memory)}"
+    return (
+        f"not enough memory: {in_units(plan.total)} needed ({needed}), {in_units(plan.limit.nbytes)} available "
+        f"({plan.limit.limit}){share}; take a smaller context, fewer bits of keys and values (kv_bits), or a smaller "
+        "or more quantized model"
+    )
+
+
+def in_words(kv_memory: KVMemory) -> str:
+    """As it is shown to people."""
+    return f"{kv_memory.share:.0%} of the rest" if kv_memory.nbytes is None else in_units(kv_memory.nbytes)
+
+
+def in_units(nbytes: int) -> str:
+    """Bytes as they are shown to people: 512.0 KiB, 92.1 MiB, 19.9 GiB."""
+    power = 3 if nbytes >= 10 << 30 else 2 if nbytes >= 1 << 20 else 1
+    return f"{nbytes / 1024**power:,.1f} {'KMG'[power - 1]}iB"

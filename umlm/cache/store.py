@@ -45,6 +45,16 @@ class PageStore:
         """Bytes in use now; at most those of num_pages."""
         return sum(pages.nbytes for pages in (*self.keys, *self.values))
 
+    def shrink(self, num_pages: int) -> None:
+        """Give back the memory of the pages from num_pages on; nobody may own them. They come again when reached."""
+        kept = max(num_pages, min(self.num_pages, max(1, FIRST_TOKENS // self.page_size)))
+        if kept >= self.allocated:
+            return
+        for arrays in (self.keys, self.values):
+            for layer, pages in enumerate(arrays):
+                arrays[layer] = _first(pages, kept * self.page_size)
+        self.allocated = kept
+
     def _reach(self, page_id: int) -> None:
         if page_id < self.allocated:
             return
@@ -56,6 +66,14 @@ class PageStore:
                 # one array at a time, so that never more than one is in memory twice
                 mx.eval(arrays[layer])
         self.allocated = allocated
+
+
+def _first(pages: kernels.KeptPages, num_slots: int) -> kernels.KeptPages:
+    """The first slots in memory of their own, evaluated: the longer array can go."""
+    array = pages.rows if isinstance(pages, kernels.QuantizedPages) else pages
+    part = mx.contiguous(array[:num_slots])
+    mx.eval(part)
+    return pages._replace(rows=part) if isinstance(pages, kernels.QuantizedPages) else part
 
 
 class PagedStates(LayerStates):

@@ -14,10 +14,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from umlm.cache.budget import peak_memory
+from umlm.cache.memory import peak_memory
 from umlm.cache.prefix import Identity
 from umlm.engine.output import Chunk, Clock, Output, TextStream, Timings
 from umlm.engine.params import SamplingParams
+from umlm.engine.reading import Embedding, PromptLogprobs
 from umlm.engine.request import Request, State
 from umlm.engine.sampler import Sample
 from umlm.engine.scheduler import Plan, Scheduler
@@ -49,6 +50,7 @@ class Engine:
     thread      made by the caller when loading has to happen on it first: arrays belong to one thread
     context     most tokens of prompt and answer together
     vocab_size  token ids are below it
+    relieve     called before every step: gives memory back where the machine runs short (engine/relief.py)
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Engine:
         vocab_size: int,
         thread: EngineThread | None = None,
         clock: Clock = time.perf_counter,
+        relieve: Callable[[], object] | None = None,
     ) -> None:
         self.runner, self.scheduler, self.tokenizer = runner, scheduler, tokenizer
         self.context = min(context, scheduler.pool.num_tokens)
         self.vocab_size = vocab_size
         self.thread = thread or EngineThread()
         self._clock = clock
+        self._relieve = relieve or _nothing
         self._ids = itertools.count()
         self._outputs: dict[Request, tuple[Output, Channel]] = {}
         self.thread.work = _weakly(self._work)
@@ -88,9 +92,16 @@ class Engine:
             self._finalizer()
 
     def submit(
-        self, prompt_ids: Sequence[int], params: SamplingParams | None = None, service: Service | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        service: Service | None = None,
+        *,
+        pooling: str | None = None,
     ) -> Stream:
         """Queue a prompt and return its chunks; params.n answers grow at the same time and share its full pages.
+
+        pooling  instead of an answer, one chunk with the prompt's embedding: "mean", "last" or "cls"
 
         Raises ValueError for a prompt that is empty, too long or of unknown token ids, and for params that this
         model cannot serve; RuntimeError when the engine is stopped.
@@ -100,7 +111,7 @@ class Engine:
         params = params or SamplingParams()
         params.check_vocabulary(self.vocab_size)
         prompt = self.check_prompt(prompt_ids)
-        outputs = self._outputs_for(prompt, params, service or Service())
+        outputs = self._outputs_for(prompt, params, service or Service(), pooling)
         requests, channel = [output.request for output in outputs], Channel()
         self.thread.post(functools.partial(self._enter, outputs, channel))
         cancel = functools.partial(self.thread.post, functools.partial(self._leave, requests))
@@ -109,6 +120,7 @@ class Engine:
     def step(self) -> bool:
         """Plan, compute and commit one step, and hand out its chunks; whether there is more to do."""
         self._expire()
+        self._relieve()
         plan = self.scheduler.plan()
         self._mark_started(plan)
         samples = self._run(plan)
@@ -155,30 +167,29 @@ class Engine:
             raise ValueError(f"the prompt must hold token ids from 0 to {self.vocab_size - 1}, not {wrong[0]}")
         return ids.tolist()
 
-    def _outputs_for(self, prompt: list[int], params: SamplingParams, service: Service) -> list[Output]:
+    def _outputs_for(
+        self, prompt: list[int], params: SamplingParams, service: Service, pooling: str | None
+    ) -> list[Output]:
         """One output, and in it one request, per answer; the answers share one seed and differ by their index."""
-        room = self.context if params.max_tokens is None else params.max_tokens
+        room = self.context - len(prompt)
+        if params.max_tokens is not None:
+            room = min(room, params.max_tokens)
         stop_ids = frozenset(params.stop_token_ids or ())
         group = None if self.scheduler.prefixes.keep else next(self._ids)
         make = functools.partial(
             Request,
             params=params,
-            max_length=min(len(prompt) + room, self.context),
+            max_length=len(prompt) + room,
             stop_ids=stop_ids if params.ignore_eos else stop_ids | frozenset(self.tokenizer.eos_ids),
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
             priority=service.priority,
             identity=Identity(salt=service.cache_salt, group=group),
         )
         now = self._clock()
+        requests = [make(id=next(self._ids), tokens=list(prompt), index=index) for index in range(params.n)]
+        _let_read(requests[0], pooling, self.vocab_size)
         return [
-            Output(
-                make(id=next(self._ids), tokens=list(prompt), index=index),
-                self.tokenizer.detokenizer(),
-                Timings(now),
-                self._clock,
-                service,
-            )
-            for index in range(params.n)
+            Output(request, self.tokenizer.detokenizer(), Timings(now), self._clock, service) for request in requests
         ]
 
     def _enter(self, outputs: Sequence[Output], channel: Channel) -> None:
@@ -241,6 +252,22 @@ class Engine:
 
     def _abort_all(self) -> None:
         self._leave(list(self._outputs))
+
+
+def _let_read(request: Request, pooling: str | None, vocab_size: int) -> None:
+    """Give a request what it reads of its prompt. Without room for an answer it ends once that is read."""
+    if pooling is not None:
+        request.reading = Embedding(request.num_prompt, pooling)
+    elif request.params.prompt_logprobs is not None:
+        request.reading = PromptLogprobs(tuple(request.tokens), request.params.prompt_logprobs, vocab_size)
+    request.scored = request.reading is not None
+    if request.scored and (pooling is not None or request.max_length == request.num_prompt):
+        request.reads_only, request.stop_ids = True, frozenset()
+        request.max_length = request.num_prompt + 1
+
+
+def _nothing() -> None:
+    return None
 
 
 def _words(error: Exception) -> str:

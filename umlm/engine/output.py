@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from umlm.engine.request import Request
 from umlm.engine.sampler import Sample, TokenLogprobs
 from umlm.engine.service import Service
@@ -65,7 +67,8 @@ class Timings:
 
 def _usage(request: Request) -> Usage:
     miss = None if request.miss is None else request.miss.value
-    return Usage(request.num_prompt, request.num_generated, request.cached_tokens or 0, miss)
+    generated = 0 if request.reads_only else request.num_generated
+    return Usage(request.num_prompt, generated, request.cached_tokens or 0, miss)
 
 
 def _rate(count: int, seconds: float) -> float | None:
@@ -83,6 +86,8 @@ class Chunk:
     finish_reason  in the last chunk: "stop", "length", "abort", "timeout" or "error"
     stop_reason    the stop text or the id of stop_token_ids that ended it; None for the model's own end token
     error          one line, with finish_reason "error" or "timeout"
+    prompt_logprobs  in the first chunk of the first answer, where they were asked for; None for the first token
+    embedding      float32 [hidden], in the only chunk of a prompt that was embedded
     usage, timings in the last chunk
     """
 
@@ -93,6 +98,8 @@ class Chunk:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    embedding: np.ndarray | None = None
     usage: Usage | None = None
     timings: Timings | None = None
 
@@ -114,6 +121,8 @@ class Output:
     def add(self, sample: Sample) -> Chunk:
         """The chunk of a token that the request has appended; `stop` tells afterwards whether the text is over."""
         self._clock_token()
+        if self.request.reads_only:
+            return Chunk(self.request.index, **self.request.reading.fields())
         text = ""
         if self.request.finish_reason != "stop":  # an end token has no text
             text = self._match(self.detokenizer.add(sample.token))
@@ -121,7 +130,9 @@ class Output:
             text += self._match(self.detokenizer.finish())
             text += self.matcher.finish()
         logprobs = None if sample.logprobs is None else (sample.logprobs,)
-        return Chunk(self.request.index, text, (sample.token,), logprobs)
+        first = self.request.reading is not None and self.request.num_generated == 1
+        read = self.request.reading.fields() if first else {}
+        return Chunk(self.request.index, text, (sample.token,), logprobs, **read)
 
     @property
     def stop(self) -> str | None:

@@ -37,9 +37,15 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = option(None, "end at this token id; several may be given", ge=0)
     ignore_eos: bool = option(False, "do not end at the model's end-of-text tokens")
     min_tokens: int = option(0, "do not end before so many tokens", ge=0)
-    max_tokens: int | None = option(256, "end after so many tokens; none goes on to the context's limit", ge=1)
+    max_tokens: int | None = option(256, "end after so many tokens; none goes on to the context's limit", ge=0)
     logprobs: int | None = option(
         None, "report the log-probability of each token and of so many likeliest ones", ge=0, le=1000
+    )
+    prompt_logprobs: int | None = option(
+        None,
+        "report the same for each token of the prompt after the first; with max_tokens 0 nothing else",
+        ge=0,
+        le=1000,
     )
     n: int = option(1, "independent answers to the prompt", ge=1, le=128)
 
@@ -47,6 +53,8 @@ class SamplingParams:
         check(self)
         if "" in self.stops:
             raise ValueError("stop must not contain the empty string '': it would end every answer at once")
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise ValueError("max_tokens must be at least 1, not 0; 0 is for prompt_logprobs alone")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}")
         _ = self.bias

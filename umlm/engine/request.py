@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from umlm.cache.prefix import ANYONE, Chain, Identity, Miss
 from umlm.engine.params import SamplingParams
@@ -38,6 +39,8 @@ class Request:
     turn        its place among waiting requests, the least first
     held_back   while another request computes its prefix: pages that were known, and in which step that was new
     cached_tokens, miss  tokens that were found when it first ran (None before), and why not more
+    reading     what is read at every place of its prompt (engine/reading.py), or None
+    reads_only  it ends when its prompt is read, without an answer: what is sampled then means nothing
     """
 
     id: int
@@ -61,6 +64,8 @@ class Request:
     held_back: tuple[int, int] = NEVER
     cached_tokens: int | None = None
     miss: Miss | None = None
+    reading: Any = None
+    reads_only: bool = False
     state: State = State.WAITING
     finish_reason: str | None = None
     stop_reason: int | str | None = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from umlm.engine.output import Chunk, Usage
 from umlm.engine.sampler import TokenLogprobs
@@ -55,10 +58,16 @@ class Answer:
 
 @dataclass
 class Result:
-    """All answers to one prompt; text, token_ids and the rest are those of the first."""
+    """All answers to one prompt; text, token_ids and the rest are those of the first.
+
+    prompt_logprobs  one entry per token of the prompt, None for the first, where they were asked for
+    embedding        float32 [hidden], of a prompt that was embedded
+    """
 
     prompt_token_ids: list[int]
     answers: list[Answer]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    embedding: np.ndarray | None = None
 
     @property
     def text(self) -> str:
@@ -92,6 +101,32 @@ class Result:
         return self.text
 
 
+@dataclass(frozen=True)
+class Score:
+    """How likely a model finds the tokens of a text, each after those before it.
+
+    entries  one per token, None for the first: nothing comes before it
+    """
+
+    token_ids: list[int]
+    entries: list[TokenLogprobs | None]
+
+    @property
+    def logprobs(self) -> list[float | None]:
+        """The log-probability (natural) of each token."""
+        return [None if entry is None else entry.logprob for entry in self.entries]
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the whole text, given its first token."""
+        return math.fsum(logprob for logprob in self.logprobs if logprob is not None)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-mean log-probability); NaN for a single token."""
+        return math.exp(-self.total / (len(self.entries) - 1)) if len(self.entries) > 1 else math.nan
+
+
 class GenerationError(RuntimeError):
     """Some answers ended with an error; `results` holds everything that was generated."""
 
@@ -102,10 +137,14 @@ class GenerationError(RuntimeError):
 
 def collect(prompt_ids: list[int], num_answers: int, chunks: Iterable[Chunk]) -> Result:
     """Wait for all chunks of a submission."""
-    answers = [Answer(index) for index in range(num_answers)]
+    result = Result(prompt_ids, [Answer(index) for index in range(num_answers)])
     for chunk in chunks:
-        answers[chunk.index].add(chunk)
-    return Result(prompt_ids, answers)
+        result.answers[chunk.index].add(chunk)
+        if chunk.prompt_logprobs is not None:
+            result.prompt_logprobs = list(chunk.prompt_logprobs)
+        if chunk.embedding is not None:
+            result.embedding = chunk.embedding
+    return result
 
 
 def raise_errors(results: list[Result]) -> None:

@@ -9,14 +9,20 @@ import mlx.core as mx
 import numpy as np
 
 from umlm.cache.batch import Batch
+from umlm.engine.request import Request
 from umlm.engine.sampler import Sample, sample
 from umlm.engine.scheduler import Plan, Row
 
 
 class Model(Protocol):
-    """A decoder: tokens [1, T], one state per layer, places [S] -> logits [S, V]."""
+    """A decoder: tokens [1, T], one state per layer, places [S] -> logits [S, V].
+
+    final gives the hidden states [1, T, hidden] that head makes logits of; only what reads prompts asks for them.
+    """
 
     def __call__(self, tokens: mx.array, states: Sequence[Any], at: mx.array) -> mx.array: ...
+    def final(self, tokens: mx.array, states: Sequence[Any]) -> mx.array: ...
+    def head(self, x: mx.array) -> mx.array: ...
 
 
 class Store(Protocol):
@@ -37,11 +43,35 @@ class Runner:
     def run(self, plan: Plan) -> list[Sample]:
         """Compute a plan: one sample per `plan.sampled`, evaluated."""
         batch = pack(plan, self.store.page_size)
+        if any(_reads(row.request) for row in plan.rows):
+            return self._read(plan, batch)
         logits = self.model(batch.tokens, self.store.states(batch), at=batch.sample_at)
         if not plan.sampled:
             mx.eval(logits)
             return []
         return sample(logits, plan.sampled)
+
+    def _read(self, plan: Plan, batch: Batch) -> list[Sample]:
+        """The same where requests read their prompts: they see the hidden states of every place."""
+        hidden = self.model.final(batch.tokens, self.store.states(batch))[0]
+        mx.eval(hidden)
+        for row, first in zip(plan.rows, batch.starts[:-1], strict=True):
+            if _reads(row.request):
+                row.request.reading.take(hidden[first : first + row.num_tokens], row.start, self.model.head)
+        answering = [request for request in plan.sampled if not request.reads_only]
+        logits = self.model.head(hidden[batch.sample_at]) if answering else None
+        samples = dict(zip(answering, sample(logits, answering), strict=True)) if logits is not None else {}
+        return [_checked(request, samples.get(request, Sample(0))) for request in plan.sampled]
+
+
+def _reads(request: Request) -> bool:
+    return request.reads_only or (request.reading is not None and not request.reading.done)
+
+
+def _checked(request: Request, sample: Sample) -> Sample:
+    """The sample, or what is wrong with the numbers that the request has read."""
+    error = None if request.reading is None else request.reading.error
+    return sample if error is None else Sample(0, None, error)
 
 
 def pack(plan: Plan, page_size: int) -> Batch:
@@ -57,7 +87,7 @@ def pack(plan: Plan, page_size: int) -> Batch:
     for row in plan.rows:
         _append(row, page_size, tokens, positions, lengths, slots)
         ends.append(len(tokens))
-        if row.sample:
+        if row.sample and not row.request.reads_only:
             places.append(ends[-1] - 1)
     return Batch(
         tokens=_ints(tokens)[None],

@@ -95,17 +95,35 @@ def _logprobs(logits: mx.array, tokens: Sequence[int], requests: Sequence[Reques
     """Log-probabilities for the rows whose requests want them, from unmodified logits [S, V]."""
     reports: list[TokenLogprobs | None] = [None] * len(requests)
     for place, request in enumerate(requests):
-        if request.params.logprobs is not None:
-            reports[place] = _report(logits[place].astype(mx.float32), tokens[place], request.params.logprobs)
+        if (num_top := request.params.logprobs) is not None:
+            reports[place] = report(logits[place : place + 1], tokens[place : place + 1], num_top)[0]
     return reports
 
 
-def _report(row: mx.array, token: int, num_top: int) -> TokenLogprobs:
-    logprobs = row - mx.logsumexp(row)
-    num_top = min(num_top, row.size)
+def report(logits: mx.array, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """The log-probability of one token per row of logits [S, V], and of the num_top likeliest ones there.
+
+    Computed by numpy with sums in float64: mx.logsumexp over 49,152 float32 values is 2e-4 off, and slower on a CPU.
+    """
+    rows = np.asarray(logits.astype(mx.float32))
+    best = _best(rows, min(num_top, rows.shape[1]))
+    places = np.concatenate([np.asarray(tokens)[:, None], best], axis=1)
+    logprobs = (np.take_along_axis(rows, places, axis=1) - _log_sums(rows)).tolist()
+    found = zip(tokens, logprobs, best.tolist(), strict=True)
+    return [TokenLogprobs(token, own, list(zip(ids, top, strict=True))) for token, (own, *top), ids in found]
+
+
+def _log_sums(rows: np.ndarray) -> np.ndarray:
+    """log(sum(exp(row))) of each row, float64 [S, 1]."""
+    largest = rows.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # infinities and NaN come out as NaN
+        return largest + np.log(np.exp(rows - largest).sum(axis=1, keepdims=True, dtype=np.float64))
+
+
+def _best(rows: np.ndarray, num_top: int) -> np.ndarray:
+    """Ids [S, num_top] of the largest values of each row, the largest first."""
     if not num_top:
-        return TokenLogprobs(token, float(logprobs[token]), [])
-    best = mx.argpartition(-row, kth=num_top - 1)[:num_top]
-    best = best[mx.argsort(-row[best])]
-    top = zip(np.asarray(best).tolist(), np.asarray(logprobs[best]).tolist(), strict=True)
-    return TokenLogprobs(token, float(logprobs[token]), list(top))
+        return np.zeros((len(rows), 0), np.int64)
+    best = np.argpartition(-rows, num_top - 1, axis=1)[:, :num_top]
+    order = np.argsort(-np.take_along_axis(rows, best, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(best, order, axis=1)

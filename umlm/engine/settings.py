@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umlm.cache.budget import KV_BITS, KVBits
+from umlm.cache.budget import KV_BITS, KVBits, KVMemory, parse_kv_memory
 from umlm.options import check, option
 
 
@@ -19,7 +19,7 @@ class EngineSettings:
     token_budget: int = option(512, "most tokens computed in one step", ge=1, unit="tokens")
     max_chunk: int | None = option(None, "most tokens of one prompt in one step", ge=1, unit="tokens")
     page_size: int = option(16, "tokens in one page of keys and values", choices=(16, 32))
-    num_pages: int | None = option(None, "pages of keys and values; none takes what fits in memory", ge=1)
+    num_pages: int | None = option(None, "pages of keys and values; none takes what kv_memory gives", ge=1)
     kv_bits: str | None = option(
         None,
         "bits of keys and values in pages; none keeps the dtype's floats; the default is 16 on a CPU with dtype auto",
@@ -38,10 +38,16 @@ class EngineSettings:
         "for their greatest length",
         choices=("optimistic", "guaranteed"),
     )
-    memory_fraction: float = option(0.8, "share of the available memory to use", gt=0, le=1)
+    kv_memory: str | float = option(
+        "auto",
+        "memory for keys and values: auto, a size such as 8GiB, or a share such as 0.8 of what weights, activations "
+        "and reserve leave",
+        unit="size",
+    )
 
     def __post_init__(self) -> None:
         check(self)
+        parse_kv_memory(self.kv_memory)
         if self.token_budget < self.max_requests:
             raise ValueError(
                 f"token_budget must be at least max_requests ({self.max_requests}), not {self.token_budget}"
@@ -51,3 +57,8 @@ class EngineSettings:
     def bits(self) -> KVBits:
         """What kv_bits says."""
         return KV_BITS[self.kv_bits or "none"]
+
+    @property
+    def memory(self) -> KVMemory:
+        """What kv_memory says."""
+        return parse_kv_memory(self.kv_memory)

@@ -77,9 +77,11 @@ class Decoder(nn.Module):
         at      int32 [S], places in a packed row (B = 1) whose logits are wanted: -> [S, vocab]
         """
         x = self._through(self.embed(tokens), states or self._dense(tokens))
-        if at is not None:
-            x = x[0, at]
-        return self.head(self.model.norm(x))
+        return self.head(self.model.norm(x if at is None else x[0, at]))
+
+    def final(self, tokens: mx.array, states: Sequence[LayerState] | None = None) -> mx.array:
+        """The last hidden states, after the final norm: tokens int32 [B, T] -> [B, T, hidden]; `head` makes logits."""
+        return self.model.norm(self._through(self.embed(tokens), states or self._dense(tokens)))
 
     def _through(self, x: mx.array, states: Sequence[LayerState]) -> mx.array:
         layers = self.model.layers

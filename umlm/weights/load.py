@@ -79,6 +79,15 @@ def float_dtype(dtype: str) -> mx.Dtype | None:
     return DTYPES[dtype]
 
 
+def activation_dtype(checkpoint: Checkpoint, dtype: str = "auto") -> mx.Dtype:
+    """The dtype that the model computes in once it is loaded: what its embedding gives."""
+    target, stated = float_dtype(dtype), DTYPES.get(stated_dtype(checkpoint.config), mx.float32)
+    embedding = checkpoint.tensors.get(EMBEDDING)
+    if target is not None or embedding is None or embedding.format not in STORED or embedding.format == "F8_E4M3":
+        return target or stated
+    return STORED[str(embedding.format)][1]
+
+
 def stated_dtype(config: Mapping[str, Any]) -> str:
     """The dtype that a config.json names, "" for none: what a packed embedding's rows come out in."""
     return str(config.get("dtype") or config.get("torch_dtype") or "")
