@@ -139,7 +139,7 @@ class Watch {
     const bool same = visit([&](PyObject* value) {
       if (next == values_.size()) return false;
       const Value& known = values_[next++];
-      return known.object.ptr() == value && (known.id == 0 || known.id == array_id(value));
+      return known.object.ptr() == value && (known.id == 0 || known.id == nb::inst_ptr<mx::array>(value)->id());
     });
     return same && next == values_.size();
   }

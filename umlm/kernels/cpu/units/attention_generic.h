@@ -114,16 +114,17 @@ struct Work {
   void load_queries() {
     const int64_t vectors = q_stride / kLanes;
     float* values = packed;
-    auto* places = reinterpret_cast<uint32_t*>(packed + q_stride);
-    for (int64_t d = 0; d < a.head_dim; ++d) {
-      const int64_t place = Step<kType>::place(d);
-      places[d] = many ? place % kLanes * vectors + place / kLanes : place;
-    }
-    for (int64_t i = 0; i < rows * q_stride; ++i) q[i] = 0;
+    for (int64_t d = 0; d < q_stride; ++d) values[d] = 0;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t at = query(r) * a.heads + head * group + r % group;
       widen(element(a.q, a.q_type, at * a.head_dim), a.q_type, a.head_dim, values);
-      for (int64_t d = 0; d < a.head_dim; ++d) q[r * q_stride + places[d]] = values[d] * a.scale;
+      float* to = q + r * q_stride;
+      for (int64_t d = 0; d < q_stride; d += kLanes) {
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          const int64_t place = Step<kType>::place(d + lane);
+          to[many ? place % kLanes * vectors + place / kLanes : place] = values[d + lane] * a.scale;
+        }
+      }
     }
   }
 
