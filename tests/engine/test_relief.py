@@ -11,6 +11,7 @@ from fakes import scripted_engine
 from umlm.cache.budget import KV_BITS, KVBits
 from umlm.cache.memory import Available, Pressure
 from umlm.cache.pool import PagePool
+from umlm.cache.prefix import ANYONE, PrefixIndex
 from umlm.cache.store import PageStore
 from umlm.engine.params import SamplingParams
 from umlm.engine.relief import Relief
@@ -55,9 +56,39 @@ def test_as_many_cached_pages_go_as_are_short(free: int, forgotten: int, kept: l
 
 
 def test_a_pool_that_cannot_shrink_keeps_its_pages() -> None:
-    store = NotedStore()
-    assert Relief(ShortMachine(0), PagePool(4, 16), store, page_bytes=100)() == 0
+    """Nothing is cached: what requests own stays theirs."""
+    store, index = NotedStore(), PrefixIndex(PagePool(4, 16))
+    owned = index.allocate(3)
+    assert Relief(ShortMachine(0), index, store, page_bytes=100)() == 0
     assert store.kept == []
+    assert owned is not None and [index.pool.owners(page) for page in owned] == [1, 1, 1]
+
+
+def known(index: PrefixIndex, first: int, num_pages: int) -> list[int]:
+    """Pages of tokens first, first + 1 ..., computed, known and without owner."""
+    chain = index.chain(ANYONE, 4 * num_pages)
+    chain.reach(range(first, first + 4 * num_pages), num_pages)
+    pages = index.allocate(num_pages)
+    assert pages is not None
+    index.add(chain, pages, range(num_pages))
+    index.release(pages)
+    return pages
+
+
+def test_the_index_forgets_the_oldest_tails_and_the_store_is_cut_behind_what_is_left() -> None:
+    index, store = PrefixIndex(PagePool(10, 4)), NotedStore()
+    owned = index.allocate(2)
+    known(index, 0, 3)
+    known(index, 100, 3)
+    assert owned == [0, 1] and index.num_reached == 8
+    assert Relief(ShortMachine(900), index, store, page_bytes=25)() == 4
+    assert (index.num_pages, index.pool.num_idle, index.stats.evicted) == (2, 2, 4)
+    chain = index.chain(ANYONE, 12)
+    assert index.depth(chain.reach(range(100, 112), 3), 3) == 2
+    assert store.kept == [index.num_reached] == [7]
+    assert Relief(ShortMachine(-9000), index, store, page_bytes=25)() == 2
+    assert store.kept == [7, 2]
+    assert index.allocate(8) == list(range(2, 10))
 
 
 @pytest.mark.parametrize("bits", KV_BITS.values())

@@ -132,6 +132,18 @@ def test_halves_follow_the_weights() -> None:
     assert np.abs(logits(model, tokens, 64) - before).max() > 0.02 * np.ptp(before)
 
 
+def test_all_blocks_follow_the_list_of_layers(request: pytest.FixtureRequest) -> None:
+    """A block that takes another's place counts from the next call on, as op by op."""
+    model, tokens = zoo_model.load_changed("llama"), zoo.CASES["llama"].tokens
+    before = logits(model, tokens, 64)
+    layers = model.model.layers
+    layers[0], layers[1] = layers[1], layers[0]
+    after = logits(model, tokens, 64)
+    assert (after != before).any()
+    request.getfixturevalue("op_by_op")
+    np.testing.assert_array_equal(after, logits(model, tokens, 64))
+
+
 @pytest.mark.parametrize("bits", [FLOATS, KVBits(8, 4)])
 def test_pages_are_written_in_place(bits: KVBits) -> None:
     """A decode step's peak memory stays far below one copy of the pages."""

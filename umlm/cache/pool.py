@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Sequence
 
 
@@ -79,6 +80,21 @@ class PagePool:
             else:
                 empty.append(page)
         self._empty += reversed(empty)
+
+    @property
+    def num_reached(self) -> int:
+        """1 + the highest page that is owned or idle; 0 for none."""
+        owned = (page for page, owners in enumerate(self._owners) if owners)
+        return 1 + max(itertools.chain(owned, self._idle), default=-1)
+
+    def empty_idle(self, num_pages: int) -> list[int]:
+        """Make up to so many idle pages empty, those first that would be handed out first; returns them.
+
+        The lowest empty pages are handed out next, so that the highest come out of use.
+        """
+        pages = [self._evict() for _ in range(min(num_pages, len(self._idle)))]
+        self._empty = sorted(self._empty + pages, reverse=True)
+        return pages
 
     def _evict(self) -> int:
         page = next(iter(self._idle))

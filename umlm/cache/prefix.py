@@ -159,6 +159,18 @@ class PrefixIndex:
                 self._note_eviction(self._forget(page))
         return pages
 
+    @property
+    def num_reached(self) -> int:
+        """1 + the highest page that is owned or known; 0 for none."""
+        return self.pool.num_reached
+
+    def shrink(self, num_pages: int) -> int:
+        """Forget up to so many pages without owner, those first that would be handed out first; returns how many."""
+        pages = self.pool.empty_idle(num_pages)
+        for page in pages:
+            self._note_eviction(self._forget(page))
+        return len(pages)
+
     def release(self, pages: Sequence[int]) -> None:
         """Give up the pages of a sequence, in its order."""
         self.pool.free(pages, self._digest_of if self.keep else ())

@@ -29,12 +29,9 @@ class Store(Protocol):
 
 
 class Relief:
-    """Asked before every step; looks at the machine's memory as often as `pressure` does.
+    """Asked before every step; looks at the machine's memory as often as `pressure` does."""
 
-    cached  what knows the cached pages; one that is not Shrinkable keeps them
-    """
-
-    def __init__(self, pressure: Pressure, cached: object, store: Store, page_bytes: int) -> None:
+    def __init__(self, pressure: Pressure, cached: Shrinkable, store: Store, page_bytes: int) -> None:
         self.pressure, self.cached, self.store, self.page_bytes = pressure, cached, store, page_bytes
 
     def __call__(self) -> int:
@@ -43,9 +40,7 @@ class Relief:
         if not short:
             return 0
         mx.clear_cache()
-        shrink = getattr(self.cached, "shrink", None)
-        if shrink is None:
-            return 0
-        forgotten = shrink(-(-short // max(self.page_bytes, 1)))
-        self.store.shrink(self.cached.num_reached)  # type: ignore[attr-defined]
+        forgotten = self.cached.shrink(-(-short // max(self.page_bytes, 1)))
+        if forgotten:
+            self.store.shrink(self.cached.num_reached)
         return forgotten

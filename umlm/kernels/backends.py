@@ -68,7 +68,7 @@ def serving(name: str) -> str:
 
 
 def check_settings() -> None:
-    """Raise ValueError where UMLM_KERNELS, UMLM_ISA or UMLM_NUM_THREADS cannot be obeyed."""
+    """Raise ValueError where UMLM_KERNELS, UMLM_ISA, UMLM_NUM_THREADS or UMLM_ACTIVATIONS cannot be obeyed."""
     _forced()
     cpu.check_settings()
 

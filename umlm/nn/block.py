@@ -118,11 +118,14 @@ class FusedStack:
 
     def __init__(self) -> None:
         self._watch: Any = None
+        self._layers: list[nn.Module] = []
         self._run: Callable[[mx.array, kernels.StackPages], mx.array] | None = None
 
     def of(self, layers: list[nn.Module]) -> Callable[[mx.array, kernels.StackPages], mx.array] | None:
         """The operation x, pages -> x through all layers; None where a layer is no block of two fused halves."""
-        if self._watch is None or not self._watch.unchanged():
+        same = list(map(id, layers)) == list(map(id, self._layers))
+        if self._watch is None or not same or not self._watch.unchanged():
+            self._layers = list(layers)  # holds them, so that no other can take their identity
             self._watch = kernels.watch([module for layer in layers for module in layer.modules()])
             self._run = _stack(layers)
         return self._run

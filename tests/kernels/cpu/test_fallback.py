@@ -108,6 +108,7 @@ def test_a_command_answers_without_the_extension_and_says_so_once(sentence_folde
     ("name", "value", "said"),
     [
         ("UMLM_NUM_THREADS", "0", "'0' is no number of threads: give one from 1 to 1024, or unset it"),
+        ("UMLM_ACTIVATIONS", "bfloat16", "'bfloat16' is no precision of activations; use one of: exact, int16, int8"),
         ("UMLM_NUM_THREADS", "two", "'two' is no number of threads: give one from 1 to 1024, or unset it"),
         ("UMLM_NUM_THREADS", "99999999999", "is no number of threads: give one from 1 to 1024, or unset it"),
         ("UMLM_ISA", "mmx", "'mmx' is not an instruction set of this processor; use one of: "),

@@ -42,7 +42,8 @@ extension, why_not = _load()
 
 @functools.cache
 def check_settings() -> None:
-    """Raise ValueError where UMLM_ISA or UMLM_NUM_THREADS cannot be obeyed."""
+    """Raise ValueError where UMLM_ISA, UMLM_NUM_THREADS or UMLM_ACTIVATIONS cannot be obeyed."""
     if extension is not None:
         extension.isa()
         extension.num_threads()
+        extension.precision()

@@ -18,11 +18,11 @@ constexpr Bytes64 field_bytes() {
   return out;
 }
 
-// Shifts that move them to the bits from `to` on.
+// Shifts that move them to the lowest bits.
 template <int kBits>
-constexpr Bytes64 field_shifts(int to) {
+constexpr Bytes64 field_shifts() {
   Bytes64 out{};
-  for (int i = 0; i < 64; ++i) out.bytes[i] = static_cast<uint8_t>((i % 8 * kBits - to) & 63);
+  for (int i = 0; i < 64; ++i) out.bytes[i] = static_cast<uint8_t>((i % 8 * kBits) & 63);
   return out;
 }
 

@@ -122,7 +122,7 @@ struct Fields : Turns {
   static constexpr Heads kHeads = Heads::arrays;
   static constexpr Codes codes(Layout) { return {1, 0}; }
 #if defined(__AVX512VBMI__)
-  static constexpr Bytes64 kGather = field_bytes<kBits>(), kShifts = field_shifts<kBits>(0);
+  static constexpr Bytes64 kGather = field_bytes<kBits>(), kShifts = field_shifts<kBits>();
   __m512i spread(__m512i bytes) const {
     return low_bits(_mm512_multishift_epi64_epi8(shifts, _mm512_permutexvar_epi8(gather, bytes)), kMost);
   }
